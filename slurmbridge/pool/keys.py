@@ -1,0 +1,56 @@
+"""Every key of the public contract, once: annotations, gate, job names.
+
+Writers, readers and docs/annotations.md take the keys from here. Prefix: `slurmbridge.dev/`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+PREFIX: Final = "slurmbridge.dev/"
+
+# On pods, written by users.
+ACCOUNT: Final = PREFIX + "account"
+PARTITION: Final = PREFIX + "partition"
+QOS: Final = PREFIX + "qos"
+RESERVATION: Final = PREFIX + "reservation"
+DURATION: Final = PREFIX + "duration"
+GROUP: Final = PREFIX + "group"
+GROUP_SIZE: Final = PREFIX + "group-size"
+RANK: Final = PREFIX + "rank"
+TOPOLOGY: Final = PREFIX + "topology"
+MODE: Final = PREFIX + "mode"
+
+# On pods, written by us.
+CLAIM: Final = PREFIX + "claim"
+"""Slurm job id of the claim and the pod UID it was made for: `<job id>/<pod UID>`."""
+GPUS: Final = PREFIX + "gpus"
+"""GPU indices of the claim on the pod's node, as a Slurm index list: `0-3,6`; empty when Slurm
+counts the GPUs of the node but does not number them."""
+REASON: Final = PREFIX + "reason"
+"""Why the pod waits or was stopped: one of `slurmbridge.pool.verdict.Reason` and a text."""
+WAKE: Final = PREFIX + "wake"
+"""Changed on a waiting pod when it now fits: any change makes kube-scheduler try it again."""
+
+# On nodes, written by us.
+POOL: Final = PREFIX + "pool"
+"""JSON, version 1; grammar in docs/annotations.md."""
+
+GATE: Final = PREFIX + "claim"
+"""The scheduling gate of the planned way (same text as the CLAIM annotation's key)."""
+
+USER_KEYS: Final = frozenset(
+    {
+        ACCOUNT,
+        PARTITION,
+        QOS,
+        RESERVATION,
+        DURATION,
+        GROUP,
+        GROUP_SIZE,
+        RANK,
+        TOPOLOGY,
+        MODE,
+    }
+)
+OUR_KEYS: Final = frozenset({CLAIM, GPUS, REASON, WAKE, POOL})

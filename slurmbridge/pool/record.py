@@ -1,0 +1,282 @@
+"""What Slurm and Kubernetes told us, as frozen typed records.
+
+Slurm side: one record per node, job, reservation and partition, as read by `slurmbridge.slurm`.
+Kubernetes side: the few fields of a pod or node that matter here, as read by `slurmbridge.kube`.
+
+Times are Unix seconds (UTC), memory is MiB, CPUs are Slurm CPUs (hardware threads or cores, as the
+site configured), None is "not known or not set"; unknown is never zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+
+class GpuCount(msgspec.Struct, frozen=True):
+    """So many GPUs of a type on a node. type is "" where Slurm does not type them."""
+
+    type: str
+    count: int
+
+
+class GpuUse(msgspec.Struct, frozen=True):
+    """GPUs in use on one node, by a job or by all.
+
+    counts: by type; indices: node-wide GRES indices in ascending order, or None where Slurm
+    does not number the GPUs (GRES without File=). len(indices) is the sum of counts when given.
+    shared: indices in use through gres/shard or gres/mps (whole GPU charged).
+    """
+
+    counts: tuple[GpuCount, ...] = ()
+    indices: tuple[int, ...] | None = None
+    shared: tuple[int, ...] = ()
+
+    @property
+    def total(self) -> int:
+        """All GPUs in use, over all types."""
+        return sum(c.count for c in self.counts)
+
+
+class NodeState(msgspec.Struct, frozen=True):
+    """Base state and flags in upper case (`MIXED`, {`DRAIN`, `PLANNED`}), Slurm's long names."""
+
+    base: str
+    flags: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        """`MIXED+DRAIN+PLANNED`: base, then flags in alphabetical order."""
+        return "+".join((self.base, *sorted(self.flags)))
+
+
+class SlurmNode(msgspec.Struct, frozen=True):
+    """One node of `scontrol show node -d`.
+
+    gpus_used is None when Slurm did not say (no GresUsed): unknown, never free.
+    cpus_total leaves out specialised cores where Slurm reports CPUEfctv.
+    """
+
+    name: str
+    state: NodeState
+    cpus_total: int
+    cpus_used: int
+    memory_mib: int
+    memory_used_mib: int
+    gpus: tuple[GpuCount, ...]
+    gpus_used: GpuUse | None
+    partitions: tuple[str, ...] = ()
+    reason: str = ""
+    address: str = ""
+    hostname: str = ""
+    boot_time: float | None = None
+
+    @property
+    def gpu_total(self) -> int:
+        """GPUs of all types that Slurm may give out."""
+        return sum(g.count for g in self.gpus)
+
+
+class JobState(msgspec.Struct, frozen=True):
+    """Base state and flags of a job, upper case (`RUNNING`, {`COMPLETING`})."""
+
+    base: str
+    flags: frozenset[str] = frozenset()
+
+    @property
+    def holds_resources(self) -> bool:
+        """Whether slurmctld still counts the job's GPUs as taken, or may: unknown counts."""
+        if "COMPLETING" in self.flags or "STAGE_OUT" in self.flags:
+            return True
+        return self.base not in FINISHED_STATES and self.base != "PENDING"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the job is over and its GPUs are given back."""
+        return self.base in FINISHED_STATES and not self.holds_resources
+
+
+FINISHED_STATES = frozenset(
+    {
+        "BOOT_FAIL",
+        "CANCELLED",
+        "COMPLETED",
+        "DEADLINE",
+        "FAILED",
+        "LAUNCH_FAILED",
+        "NODE_FAIL",
+        "OUT_OF_MEMORY",
+        "PREEMPTED",
+        "REVOKED",
+        "TIMEOUT",
+    }
+)
+
+
+class SlurmJob(msgspec.Struct, frozen=True):
+    """One job (of an array: one task; of a het job: one component).
+
+    gpus: node name -> GPUs held there. None: the job holds nodes but Slurm has not told us how
+    many GPUs (unknown: every GPU of its nodes that nobody else owns counts as held).
+    planned_nodes and start: of a pending job, what backfill has promised.
+    gpus_wanted: GPUs per the request of a pending job, over all nodes; None when not known.
+    """
+
+    id: int
+    name: str
+    comment: str
+    user_id: int
+    account: str
+    partition: str
+    qos: str
+    state: JobState
+    nodes: tuple[str, ...] = ()
+    gpus: Mapping[str, GpuUse] | None = None
+    start: float | None = None
+    end: float | None = None
+    submitted: float | None = None
+    restarts: int = 0
+    planned_nodes: tuple[str, ...] = ()
+    num_nodes: int = 0
+    gpus_wanted: int | None = None
+    reservation: str = ""
+    reason: str = ""
+    priority: int = 0
+    preempted_at: float | None = None
+    user: str = ""
+
+
+class Reservation(msgspec.Struct, frozen=True):
+    """One reservation. end None: no end. flags upper case as scontrol prints them."""
+
+    name: str
+    start: float
+    end: float | None
+    nodes: tuple[str, ...]
+    flags: frozenset[str] = frozenset()
+    users: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+    tres: str = ""
+    partition: str = ""
+    state: str = ""
+
+
+class Partition(msgspec.Struct, frozen=True):
+    """One partition. max_time_min None: unlimited.
+
+    preempts: its jobs may preempt others' (so that even a refused immediate claim kills victims).
+    """
+
+    name: str
+    state: str
+    nodes: tuple[str, ...]
+    max_time_min: int | None = None
+    allow_accounts: tuple[str, ...] | None = None
+    allow_qos: tuple[str, ...] | None = None
+    priority_tier: int = 1
+    preempt_mode: str = "OFF"
+    exclusive: bool = False
+    hidden: bool = False
+
+
+class SlurmConfig(msgspec.Struct, frozen=True):
+    """The part of slurmctld's configuration that decides how claims are made.
+
+    boot_time: start of the running slurmctld: a change means that claims of the last seconds
+    may be lost (shared facts: state is saved every few seconds).
+    """
+
+    cluster: str
+    version: str
+    boot_time: float
+    scheduler_parameters: frozenset[str] = frozenset()
+    preempt_type: str = "preempt/none"
+    preempt_mode: str = "OFF"
+    select_type: str = ""
+    select_parameters: frozenset[str] = frozenset()
+    priority_type: str = "priority/basic"
+    min_job_age_s: int = 300
+    slurm_user: str = ""
+
+
+class SlurmSnapshot(msgspec.Struct, frozen=True):
+    """One whole reading of slurmctld: all of it, or it does not exist.
+
+    began, ended: when the first question was asked and the last answer was in (Unix seconds,
+    our clock). Facts older than `began` are in it; facts younger than `ended` are not; in
+    between they may be.
+    cost_s: seconds of slurmctld's time that the reading took, as measured from outside.
+    """
+
+    began: float
+    ended: float
+    config: SlurmConfig
+    nodes: Mapping[str, SlurmNode]
+    jobs: Mapping[int, SlurmJob]
+    reservations: tuple[Reservation, ...] = ()
+    partitions: Mapping[str, Partition] = {}
+    cost_s: float = 0.0
+
+
+class GpuRequest(msgspec.Struct, frozen=True):
+    """GPUs asked by a pod: `type` is the Slurm GRES type, "" for any."""
+
+    count: int
+    type: str = ""
+
+
+class PodRecord(msgspec.Struct, frozen=True):
+    """What we need of a pod.
+
+    phase: Pending, Running, Succeeded, Failed, Unknown. fault: why its GPU request cannot be
+    read ("" when it can): such a pod gets a verdict, never a claim.
+    gpu: None when it asks for no pool GPU. cpus is in whole Slurm CPUs rounded up.
+    annotations: only keys with our prefix. waiting_on_us: kube-scheduler has said unschedulable.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    phase: str
+    node: str = ""
+    gpu: GpuRequest | None = None
+    cpus: int = 0
+    memory_mib: int = 0
+    fault: str = ""
+    annotations: Mapping[str, str] = {}
+    labels: Mapping[str, str] = {}
+    service_account: str = ""
+    scheduler: str = "default-scheduler"
+    priority: int = 0
+    gates: tuple[str, ...] = ()
+    active_deadline_s: int | None = None
+    grace_s: int = 30
+    created: float = 0.0
+    deleting_since: float | None = None
+    waiting_on_us: bool = False
+    resource_version: str = ""
+
+    @property
+    def ref(self) -> str:
+        """`namespace/name`, for people."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its containers have ended for good."""
+        return self.phase in ("Succeeded", "Failed")
+
+
+class KubeNode(msgspec.Struct, frozen=True):
+    """What we need of a Kubernetes node. gpus: allocatable by extended resource name."""
+
+    name: str
+    uid: str
+    ready: bool
+    unschedulable: bool
+    gpus: Mapping[str, int]
+    cpus: int = 0
+    memory_mib: int = 0
+    labels: Mapping[str, str] = {}
+    annotations: Mapping[str, str] = {}
+    resource_version: str = ""
