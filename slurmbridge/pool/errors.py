@@ -22,6 +22,7 @@ class ParseError(SlurmBridgeError):
     Attributes:
         part: the faulty part, at most `SAMPLE_CHARS` characters.
         text: what is wrong with it, and what was expected.
+
     """
 
     def __init__(self, part: str, text: str) -> None:
@@ -51,6 +52,7 @@ class PeerError(SlurmBridgeError):
     Attributes:
         peer: who.
         op: what we asked, in the peer's own words.
+
     """
 
     def __init__(self, peer: str, op: str, text: str) -> None:
@@ -76,6 +78,7 @@ class PeerRejected(PeerError):
 
     Attributes:
         reason: a short stable word of ours (`busy`, `priority`, `account`, ...), for metrics.
+
     """
 
     def __init__(self, peer: str, op: str, text: str, reason: str = "rejected") -> None:
