@@ -143,8 +143,8 @@ def resolve(pod: PodRecord, policy: Policy) -> Ask | Refusal:
         return Refusal("annotation", f"annotation {keys.MODE} must be immediate or queued")
     minutes, rolling = policy.default_minutes, True
     try:
-        wish = pod.annotations.get(keys.DURATION)
-        seconds = None if wish is None else parse_wish(wish)
+        duration = pod.annotations.get(keys.DURATION)
+        seconds = None if duration is None else parse_wish(duration)
     except ParseError as error:
         return Refusal("annotation", f"annotation {keys.DURATION}: {error.text}")
     if pod.active_deadline_s is not None and pod.active_deadline_s > 0:
