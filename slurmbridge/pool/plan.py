@@ -1,0 +1,80 @@
+"""The plan: when Slurm's backfill means to start pending jobs, and on which nodes.
+
+Sources: `squeue -o "%S|%Y"` (StartTime, SchedNodeList) and the node flag PLANNED
+(sched/backfill; visible one backfill cycle after the submit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from slurmbridge.pool.record import Reservation, SlurmJob, SlurmNode
+from slurmbridge.pool.view import Window
+
+PLANNED_ALONE_S = 600
+"""A node that stays PLANNED this long while no pending job names it: the flag was not cleared
+(seen in Slurm before 24.11.2). After that the flag alone no longer keeps pods away."""
+
+
+def planned_starts(jobs: Iterable[SlurmJob]) -> dict[str, float]:
+    """The earliest planned start on each node, Unix seconds."""
+    starts: dict[str, float] = {}
+    for job in jobs:
+        if job.state.base != "PENDING" or job.start is None:
+            continue
+        for name in job.planned_nodes:
+            if job.start < starts.get(name, float("inf")):
+                starts[name] = job.start
+    return starts
+
+
+def planned_alone(
+    nodes: Iterable[SlurmNode],
+    starts: Mapping[str, float],
+    since: Mapping[str, float],
+    now: float,
+) -> dict[str, float]:
+    """Nodes that are PLANNED although no job that we can see is planned there.
+
+    Args:
+        nodes: all nodes.
+        starts: result of `planned_starts`.
+        since: result of the reading before.
+        now: Unix seconds.
+
+    Returns:
+        node name -> since when; those older than `PLANNED_ALONE_S` count as planned no more.
+
+    """
+    return {
+        node.name: since.get(node.name, now)
+        for node in nodes
+        if "PLANNED" in node.state.flags and node.name not in starts
+    }
+
+
+def plan_start(
+    name: str, starts: Mapping[str, float], alone: Mapping[str, float], now: float
+) -> float | None:
+    """When the first pending job is planned to start on a node; None: nothing is planned."""
+    if name in starts:
+        return starts[name]
+    if name in alone and now - alone[name] < PLANNED_ALONE_S:
+        return now
+    return None
+
+
+def windows_by_node(reservations: Iterable[Reservation]) -> dict[str, tuple[Window, ...]]:
+    """The reserved times of each node, by start. Reservations without nodes reserve no node.
+
+    A reservation of a part of a node (cores, TRES) counts for the whole node: Slurm up to 24.11
+    holds all cores in practice, and which part is meant is not told per GPU. FLEX, MAGNETIC,
+    OVERLAP, IGNORE_JOBS and REPLACE change what jobs *inside* may do; to a pod outside they are
+    the same: not its place.
+    """
+    found: dict[str, list[Window]] = {}
+    for reservation in reservations:
+        window = Window(reservation.name, reservation.start, reservation.end)
+        for name in reservation.nodes:
+            found.setdefault(name, []).append(window)
+    return {name: tuple(sorted(ws, key=lambda w: w.start)) for name, ws in found.items()}
