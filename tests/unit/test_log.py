@@ -97,7 +97,12 @@ def test_a_secret_in_a_struct_and_in_a_traceback_is_never_printed(out):
 def test_ordinary_fields_with_similar_names_are_kept(out):
     log.configure("info", out)
     log.get_logger("x").info(
-        "read", token_file="/etc/t", tokens_left=3, path="/secret-santa", token=""
+        "read",
+        token_file="/etc/t",
+        tokens_left=3,
+        path="/secret-santa",
+        token="",
+        text="priority/basic plugin",
     )
     (line,) = lines(out)
     assert line["token_file"] == "/etc/t"
