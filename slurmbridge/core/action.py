@@ -1,0 +1,124 @@
+"""What the core wants done. Carried out by `slurmbridge.app`; answers come back as events."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from slurmbridge.pool.claim import ClaimId, ClaimRequest
+
+
+class Action(msgspec.Struct, frozen=True):
+    """Root of all actions. cause: id that follows one pod through the logs."""
+
+
+class Allocate(Action, frozen=True):
+    """Make an immediate claim -> Allocated, AllocateRefused, AllocateUnknown."""
+
+    uid: str
+    request: ClaimRequest
+    cause: str = ""
+
+
+class Queue(Action, frozen=True):
+    """Put a placeholder into Slurm's queue (sites with defer) -> Queued or the answers above."""
+
+    uid: str
+    request: ClaimRequest
+    cause: str = ""
+
+
+class Cover(Action, frozen=True):
+    """Claim for a pod that is running without one -> Covered, CoverRefused.
+
+    indices: exactly these GPUs; None: any.
+    """
+
+    uid: str
+    request: ClaimRequest
+    indices: tuple[int, ...] | None
+    cause: str = ""
+
+
+class LookJob(Action, frozen=True):
+    """Second, targeted look at a claim -> JobLooked."""
+
+    uid: str
+    job_id: int
+
+
+class LookPod(Action, frozen=True):
+    """Second, targeted look at a pod -> PodLooked."""
+
+    uid: str
+    namespace: str
+    name: str
+
+
+class End(Action, frozen=True):
+    """End a claim of ours -> Ended. why: for the log."""
+
+    claim_id: ClaimId
+    job_id: int
+    why: str
+
+
+class Extend(Action, frozen=True):
+    """Give a claim so many minutes from now -> Extended."""
+
+    claim_id: ClaimId
+    job_id: int
+    minutes: int
+
+
+class Evict(Action, frozen=True):
+    """Evict a pod, with its own grace -> Evicted."""
+
+    uid: str
+    namespace: str
+    name: str
+    grace_s: int
+    why: str
+
+
+class Reply(Action, frozen=True):
+    """Answer a ClaimAsked. reason "": granted. unavailable: try again, nothing was decided."""
+
+    op: int
+    job_id: int = 0
+    gpus: str = ""
+    reason: str = ""
+    text: str = ""
+    unavailable: bool = False
+
+
+class Tell(Action, frozen=True):
+    """A Kubernetes Event on a pod (namespace given) or on a node (namespace empty)."""
+
+    namespace: str
+    name: str
+    uid: str
+    reason: str
+    message: str
+    warning: bool = False
+
+
+class AnnotatePod(Action, frozen=True):
+    """Merge annotations into a pod (None removes)."""
+
+    uid: str
+    namespace: str
+    name: str
+    annotations: Mapping[str, str | None]
+
+
+class AnnotateNode(Action, frozen=True):
+    """Set the pool annotation of a node."""
+
+    name: str
+    value: str
+
+
+class PollNow(Action, frozen=True):
+    """Read slurmctld soon; the poller's budget still holds."""

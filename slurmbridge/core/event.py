@@ -1,0 +1,182 @@
+"""What can happen to the bridge. Each event is a fact with the time at which it was known."""
+
+from __future__ import annotations
+
+import msgspec
+
+from slurmbridge.pool.claim import Claim
+from slurmbridge.pool.record import KubeNode, PodRecord, SlurmJob, SlurmSnapshot
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Root of all events."""
+
+
+class Polled(Event, frozen=True):
+    """slurmctld was read as a whole."""
+
+    snapshot: SlurmSnapshot
+    interval_s: float = 1.0
+
+
+class PollFailed(Event, frozen=True):
+    """slurmctld could not be read; nothing is known to have changed."""
+
+    text: str
+
+
+class PodsListed(Event, frozen=True):
+    """All pods, from a list call: what is not in it is gone."""
+
+    pods: tuple[PodRecord, ...]
+
+
+class PodChanged(Event, frozen=True):
+    """A pod was added or changed."""
+
+    pod: PodRecord
+
+
+class PodGone(Event, frozen=True):
+    """A pod object was deleted; `pod` is its last state."""
+
+    pod: PodRecord
+
+
+class NodesListed(Event, frozen=True):
+    """All Kubernetes nodes, from a list call."""
+
+    nodes: tuple[KubeNode, ...]
+
+
+class NodeChanged(Event, frozen=True):
+    """A node was added or changed."""
+
+    node: KubeNode
+
+
+class NodeGone(Event, frozen=True):
+    """A node object was deleted."""
+
+    node: KubeNode
+
+
+class ClaimAsked(Event, frozen=True):
+    """An extender asks for a claim: it is about to bind the pod. op: whom to answer."""
+
+    op: int
+    uid: str
+    namespace: str
+    name: str
+    kube_node: str
+    cause: str = ""
+
+
+class UnboundReleased(Event, frozen=True):
+    """An extender could not post the Binding and will not try again with this claim."""
+
+    uid: str
+    job_id: int
+
+
+class PodLooked(Event, frozen=True):
+    """A targeted GET was answered: the pod with this UID as it is, or None: there is none."""
+
+    uid: str
+    pod: PodRecord | None
+
+
+class Allocated(Event, frozen=True):
+    """Slurm granted a claim and we have read it back."""
+
+    uid: str
+    claim: Claim
+
+
+class AllocateRefused(Event, frozen=True):
+    """Slurm said no: nothing is held."""
+
+    uid: str
+    reason: str
+    text: str
+
+
+class AllocateUnknown(Event, frozen=True):
+    """Asked, but no clear answer: a claim may exist. job_id 0: not known either."""
+
+    uid: str
+    job_id: int
+    text: str
+
+
+class Queued(Event, frozen=True):
+    """A placeholder batch job for the pod stands in Slurm's queue."""
+
+    uid: str
+    job_id: int
+
+
+class JobLooked(Event, frozen=True):
+    """A targeted read of a job was answered; None: Slurm has no such job."""
+
+    uid: str
+    job_id: int
+    job: SlurmJob | None
+
+
+class Covered(Event, frozen=True):
+    """A pod without a claim has one again."""
+
+    uid: str
+    claim: Claim
+
+
+class CoverRefused(Event, frozen=True):
+    """A pod without a claim could not be given one: someone else has its GPUs."""
+
+    uid: str
+    reason: str
+    text: str
+
+
+class Ended(Event, frozen=True):
+    """A claim was ended, or was found not to exist any more."""
+
+    uid: str
+    job_id: int
+
+
+class Extended(Event, frozen=True):
+    """A claim has a new time limit."""
+
+    uid: str
+    job_id: int
+    ends: float
+
+
+class Evicted(Event, frozen=True):
+    """The API server has taken a pod's eviction (its grace period runs)."""
+
+    uid: str
+
+
+class ActionFailed(Event, frozen=True):
+    """An action got no clear answer; the machine will try again by itself.
+
+    what: name of the action (`End`, `Extend`, `LookJob`, `LookPod`, `Evict`, `Cover`).
+    """
+
+    what: str
+    uid: str
+    job_id: int
+    text: str
+
+
+class BreakerAnswered(Event, frozen=True):
+    """A person has looked: `confirm` the losses (evict), or `dismiss` them (look again)."""
+
+    confirm: bool
+
+
+class Ticked(Event, frozen=True):
+    """Time has passed."""

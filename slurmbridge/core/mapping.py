@@ -1,0 +1,60 @@
+"""Which Kubernetes node is which Slurm node.
+
+In this order: the configured pairs, the node label, the same name, the same first part of the name
+in any case (`gpu7.example.internal` is `gpu7`). Two Kubernetes nodes for one Slurm node: neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from slurmbridge.pool.record import KubeNode
+
+
+def map_names(
+    kube_nodes: Mapping[str, KubeNode],
+    slurm_names: Iterable[str],
+    pairs: Mapping[str, str],
+    label: str,
+    selector: Mapping[str, str],
+    resources: Iterable[str],
+    before: Mapping[str, str],
+) -> dict[str, str]:
+    """Kubernetes node name -> Slurm node name, for the nodes of the pool.
+
+    Args:
+        kube_nodes: all nodes.
+        slurm_names: all nodes of the last reading of slurmctld.
+        pairs: configured Kubernetes name -> Slurm name.
+        label: node label that holds the Slurm name; "" for none.
+        selector: labels that a pool node must have; empty: every node with a pool GPU that Slurm
+            knows.
+        resources: the pool's extended resources.
+        before: the last result. A node once in the pool stays in it as long as it exists: one that
+            Slurm does not list any more is blocked, not set free.
+    """
+    known = set(slurm_names)
+    folded: dict[str, str] = {}
+    for name in known:
+        short = name.lower().partition(".")[0]
+        folded[short] = "" if short in folded else name
+    found: dict[str, str] = {}
+    for name, node in kube_nodes.items():
+        selected = all(node.labels.get(k) == v for k, v in selector.items())
+        has_gpu = any(node.gpus.get(r, 0) > 0 for r in resources)
+        if name in before and (selected or not selector):
+            found[name] = before[name]
+            continue
+        if not selected or (not selector and not has_gpu):
+            continue
+        wish = pairs.get(name) or (node.labels.get(label, "") if label else "")
+        short = name.lower().partition(".")[0]
+        slurm = wish or (name if name in known else folded.get(short, ""))
+        if slurm in known:
+            found[name] = slurm
+        elif selector:
+            found[name] = slurm or name
+    taken: dict[str, int] = {}
+    for slurm in found.values():
+        taken[slurm] = taken.get(slurm, 0) + 1
+    return {name: slurm for name, slurm in found.items() if taken[slurm] == 1}

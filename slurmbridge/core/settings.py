@@ -1,0 +1,62 @@
+"""Times and limits of the core; a part of the configuration file (docs/config.md)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from slurmbridge.pool.policy import Policy
+
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=86400)]
+
+
+class Eviction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many pods may be evicted because their claims are gone.
+
+    per_minute: at most so many in any 60 s.
+    share, at_least: if more than this share of the bound pods (and more than at_least) have lost
+        their claims at once, the breaker opens: nothing is evicted until a person has looked
+        (`slurmbridge breaker`).
+    """
+
+    per_minute: Annotated[int, msgspec.Meta(ge=1, le=10000)] = 60
+    share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.2
+    at_least: Annotated[int, msgspec.Meta(ge=1)] = 10
+
+
+class Freshness(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How old the last reading of slurmctld may be, in seconds.
+
+    stale: older than this (and than twice the poll interval): no new claims.
+    blind: older than this: the extender answers with an error.
+    """
+
+    stale: Seconds = 5.0
+    blind: Seconds = 30.0
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """Everything that the machine needs to know besides events.
+
+    hold_s: an unbound claim is ended after this. doubt_s: a claim whose fate is unknown and which
+    no reading shows is given up after this. linger_s: a force-deleted pod's claim is kept at least
+    this long. end_retry_s: a claim that should have ended is ended again after this.
+    renew_share: a rolling claim is renewed when less than this share of its minutes is left.
+    """
+
+    policy: Policy
+    owner_uid: int = 0
+    eviction: Eviction = Eviction()
+    freshness: Freshness = Freshness()
+    hold_s: float = 60.0
+    doubt_s: float = 8.0
+    linger_s: float = 30.0
+    end_retry_s: float = 5.0
+    look_retry_s: float = 2.0
+    orphan_s: float = 5.0
+    renew_share: float = 0.5
+    node_annotation_s: float = 15.0
+    slurm_node_label: str = ""
+    names: tuple[tuple[str, str], ...] = ()
+    selector: tuple[tuple[str, str], ...] = ()
