@@ -1,0 +1,147 @@
+"""The verdict: which nodes a pod may go to now, as the view tells it, and why not to the others.
+
+A pure function of (ask, pod UID, view, time), for all nodes at once. The first reason that holds
+is told, in this order: what does not change by itself (state, type, size, reservation asked for),
+then what is in use, then what is promised to others.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from slurmbridge.pool.claim import Ask
+from slurmbridge.pool.index import (
+    NO_ROW,
+    Bools,
+    Codes,
+    Ints,
+    Taken,
+    ViewIndex,
+    compile_view,
+)
+from slurmbridge.pool.reason import ABOUT, CODES, PASSES, REASONS, TEXTS, About, Reason
+from slurmbridge.pool.score import end_of, rank, score
+
+__all__ = [
+    "ABOUT",
+    "CODES",
+    "NO_ROW",
+    "PASSES",
+    "REASONS",
+    "TEXTS",
+    "About",
+    "Reason",
+    "Taken",
+    "ViewIndex",
+    "compile_view",
+    "end_of",
+    "judge",
+    "rank",
+    "score",
+]
+
+_SLURM_STATE: Final = CODES[Reason.SLURM_STATE]
+_ELSEWHERE: Final = CODES[Reason.CLAIMED_ELSEWHERE]
+
+
+def judge(
+    ask: Ask,
+    pod_uid: str,
+    index: ViewIndex,
+    rows: Ints,
+    now: float,
+    *,
+    horizon_minutes: int,
+    evicting: bool = False,
+) -> Codes:
+    """The verdict on each of some nodes.
+
+    Args:
+        ask: what the pod asks for; at least one GPU.
+        pod_uid: whose claim to look for: where there is one, only its node passes, and it does so
+            whatever else is said of that node, since the GPUs are the pod's already.
+        index: the compiled view.
+        rows: int32[K], 0 <= row < N, in any order, repeats allowed.
+        now: Unix seconds by the clock that made the view.
+        horizon_minutes: `Policy.plan_horizon_minutes`.
+        evicting: judge as if claims of Kubernetes pods on each node could be ended: only what
+            eviction cannot cure is told.
+
+    Returns:
+        int8[K], 0 (`PASSES`) or the code of a `Reason`.
+
+    Cost: O(K + W), or O(N + W) for large K.
+
+    """
+    held = index.held.get(pod_uid)
+    if held is not None:
+        mine = index.row_of.get(held.kube_node, NO_ROW)
+        return np.where(rows == mine, PASSES, _ELSEWHERE).astype(np.int8)
+    if 2 * len(rows) < len(index):
+        return _judge(ask, index, rows, now, horizon_minutes=horizon_minutes, evicting=evicting)
+    return _judge(ask, index, slice(None), now, horizon_minutes=horizon_minutes, evicting=evicting)[
+        rows
+    ]
+
+
+def _judge(
+    ask: Ask,
+    index: ViewIndex,
+    pick: Ints | slice,
+    now: float,
+    *,
+    horizon_minutes: int,
+    evicting: bool,
+) -> Codes:
+    codes = index.blocked[pick].copy()
+
+    def refuse(reason: Reason, where: Bools) -> None:
+        np.copyto(codes, CODES[reason], where=where & (codes == PASSES))
+
+    refuse(Reason.NO_AGENT, ~index.has_agent[pick])
+    free = index.of_type(index.free, ask.gpu.type)
+    total = index.of_type(index.total, ask.gpu.type)
+    if free is None or total is None:
+        refuse(Reason.GPU_TYPE, np.ones(len(codes), np.bool_))
+        return codes
+    free, total = free[pick], total[pick]
+    if ask.gpu.type:
+        refuse(Reason.GPU_TYPE, total == 0)
+    refuse(Reason.GPU_TOTAL, total < ask.gpu.count)
+    end = end_of(ask, now, horizon_minutes)
+    reserved, inside = _reservations(ask, index, now, end)
+    if ask.reservation:
+        refuse(Reason.OUTSIDE_RESERVATION, ~inside[pick])
+    if evicting:
+        free = np.minimum(total, free + index.claimed[pick])
+    refuse(Reason.GPU_BUSY, free < ask.gpu.count)
+    if not evicting:
+        refuse(Reason.CPU_BUSY, index.cpus_free[pick] < ask.cpus)
+        refuse(Reason.MEMORY_BUSY, index.memory_free[pick] < ask.memory_mib)
+    if ask.exclusive_user:
+        refuse(Reason.NATIVE_ON_NODE, index.has_native[pick])
+    refuse(Reason.RESERVED, reserved[pick])
+    refuse(Reason.PLANNED, index.plan_start[pick] < end)
+    return codes
+
+
+def _reservations(ask: Ask, index: ViewIndex, now: float, end: float) -> tuple[Bools, Bools]:
+    """bool[N] each: reserved for others before the pod would end; in the pod's own reservation.
+
+    Its own must be active, and hold the pod to its end unless the pod is renewed while it lives
+    (Slurm lets a job that started inside run past the end; the next reservation does not).
+    """
+    windows = index.windows
+    number = index.reservations.get(ask.reservation, -1) if ask.reservation else -1
+    own = windows.reservation == number
+    overlaps = (windows.start < end) & (windows.end > now)
+    reserved = np.zeros(len(index), np.bool_)
+    reserved[windows.row[overlaps & ~own]] = True
+    active = own & (windows.start <= now) & (windows.end > now)
+    if not ask.rolling:
+        active &= windows.end >= end
+    inside = np.zeros(len(index), np.bool_)
+    inside[windows.row[active]] = True
+    return reserved, inside
