@@ -38,6 +38,11 @@ class Reason(StrEnum):
     STALE = "stale"
     BLIND = "blind"
 
+    @property
+    def text(self) -> str:
+        """What people are told."""
+        return ABOUT[self].text
+
 
 class About(NamedTuple):
     """What there is to say of a reason.

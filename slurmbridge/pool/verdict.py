@@ -1,8 +1,11 @@
 """The verdict: which nodes a pod may go to now, as the view tells it, and why not to the others.
 
-A pure function of (ask, pod UID, view, time), for all nodes at once. The first reason that holds
-is told, in this order: what does not change by itself (state, type, size, reservation asked for),
-then what is in use, then what is promised to others.
+A pure function of (ask, pod UID, view, time). The first reason that holds is told, in this order:
+what does not change by itself (state, type, size, reservation asked for), then what is in use, then
+what is promised to others.
+
+`judge` is for many nodes at once (the extender), `judge_one` for one node that is not compiled (the
+bridge, before it asks Slurm); tests/property holds them to the same answers.
 """
 
 from __future__ import annotations
@@ -21,8 +24,20 @@ from slurmbridge.pool.index import (
     ViewIndex,
     compile_view,
 )
-from slurmbridge.pool.reason import ABOUT, CODES, PASSES, REASONS, TEXTS, About, Reason
+from slurmbridge.pool.policy import Policy
+from slurmbridge.pool.reason import (
+    ABOUT,
+    CODES,
+    PASSES,
+    REASONS,
+    TEXTS,
+    About,
+    Reason,
+    blocked_code,
+)
+from slurmbridge.pool.record import GpuCount
 from slurmbridge.pool.score import end_of, rank, score
+from slurmbridge.pool.view import NodeView, Window
 
 __all__ = [
     "ABOUT",
@@ -38,6 +53,7 @@ __all__ = [
     "compile_view",
     "end_of",
     "judge",
+    "judge_one",
     "rank",
     "score",
 ]
@@ -145,3 +161,44 @@ def _reservations(ask: Ask, index: ViewIndex, now: float, end: float) -> tuple[B
     inside = np.zeros(len(index), np.bool_)
     inside[windows.row[active]] = True
     return reserved, inside
+
+
+def judge_one(ask: Ask, node: NodeView, policy: Policy, now: float) -> Reason | None:
+    """The verdict on one node for a pod that holds no claim; None: it passes. O(windows)."""
+    if node.blocked:
+        return REASONS[blocked_code(node.blocked)]
+    if not node.agent:
+        return Reason.NO_AGENT
+    total = _count(node.total, ask.gpu.type)
+    if ask.gpu.type and total == 0:
+        return Reason.GPU_TYPE
+    if total < ask.gpu.count:
+        return Reason.GPU_TOTAL
+    end = end_of(ask, now, policy.plan_horizon_minutes)
+    if ask.reservation and not any(_is_inside(ask, w, now, end) for w in node.windows):
+        return Reason.OUTSIDE_RESERVATION
+    if _count(node.free, ask.gpu.type) < ask.gpu.count:
+        return Reason.GPU_BUSY
+    if node.cpus_free < ask.cpus:
+        return Reason.CPU_BUSY
+    if node.memory_free_mib < ask.memory_mib:
+        return Reason.MEMORY_BUSY
+    if ask.exclusive_user and node.native_jobs > 0:
+        return Reason.NATIVE_ON_NODE
+    for window in node.windows:
+        is_own = ask.reservation and window.reservation == ask.reservation
+        if not is_own and window.start < end and (window.end is None or window.end > now):
+            return Reason.RESERVED
+    if node.plan_start is not None and node.plan_start < end:
+        return Reason.PLANNED
+    return None
+
+
+def _count(counts: tuple[GpuCount, ...], gpu_type: str) -> int:
+    return sum(g.count for g in counts if not gpu_type or g.type == gpu_type)
+
+
+def _is_inside(ask: Ask, window: Window, now: float, end: float) -> bool:
+    if window.reservation != ask.reservation or window.start > now:
+        return False
+    return window.end is None or (window.end > now and (ask.rolling or window.end >= end))

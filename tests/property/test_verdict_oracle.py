@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmbridge.pool.claim import Ask
+from slurmbridge.pool.policy import Policy
 from slurmbridge.pool.record import GpuCount, GpuRequest
-from slurmbridge.pool.verdict import REASONS, Reason, compile_view, judge
+from slurmbridge.pool.verdict import REASONS, Reason, compile_view, judge, judge_one
 from slurmbridge.pool.view import HeldClaim, NodeView, View, Window
 
 NOW = 1_800_000_000.0
@@ -113,6 +114,9 @@ def test_all_nodes_at_once_are_judged_as_one_by_one(ask, pool, held_on, horizon,
     codes = judge(ask, "me", index, np.array(rows, np.int32), NOW, horizon_minutes=horizon)
     expected = [oracle(ask, "me", names[r], view, horizon) for r in rows]
     assert expected == [REASONS[c] for c in codes]
+    if not held:
+        policy = Policy("c", plan_horizon_minutes=horizon)
+        assert expected == [judge_one(ask, pool[r], policy, NOW) for r in rows]
 
 
 @settings(max_examples=150, deadline=None)
