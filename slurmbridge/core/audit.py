@@ -41,9 +41,9 @@ def _check(state: State, entry: Entry) -> None:
         release.settle_ending(state, entry)
         return
     if entry.phase is Phase.DOUBT:
-        if snapshot.began > entry.since + state.settings.doubt_s:
-            if not any(owner.uid == entry.uid for owner in state.ours.values()):
-                state.drop(entry)
+        is_shown = any(owner.uid == entry.uid for owner in state.ours.values())
+        if snapshot.began > entry.since + state.settings.doubt_s and not is_shown:
+            state.drop(entry)
         return
     if entry.phase in (Phase.ASKING, Phase.COVERING, Phase.LOST):
         return
@@ -161,7 +161,7 @@ def _lose(state: State, entry: Entry, why: str) -> None:
 
 
 def _forgotten(state: State, entry: Entry) -> None:
-    """slurmctld forgot the claim in a crash: cover the pod again before anything else."""
+    """Slurmctld forgot the claim in a crash: cover the pod again before anything else."""
     pod = state.pods.get(entry.uid)
     if entry.phase is Phase.LINGERING:
         return
@@ -282,18 +282,14 @@ def _adopt(state: State, uid: str, job: SlurmJob, jobs: list[SlurmJob]) -> Entry
     is_running = job.state.base == "RUNNING"
     if is_running and use is None:
         return None  # not read yet: the next reading tells
-    request = (
-        None
-        if isinstance(ask, Refusal)
-        else ClaimRequest(
-            ClaimId(state.settings.policy.cluster, uid), pod.ref, job.nodes[0] if job.nodes else "", ask
-        )
-    )
+    slurm_node = job.nodes[0] if job.nodes else ""
+    claim_id = ClaimId(state.settings.policy.cluster, uid)
+    request = None if isinstance(ask, Refusal) else ClaimRequest(claim_id, pod.ref, slurm_node, ask)
     entry = Entry(
         uid=uid,
         ref=pod.ref,
         kube_node=kube_node,
-        slurm_node=job.nodes[0] if job.nodes else "",
+        slurm_node=slurm_node,
         phase=Phase.QUEUED,
         since=state.now,
         request=request,

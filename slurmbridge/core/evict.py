@@ -22,9 +22,7 @@ def tell_lost(state: State, entry: Entry, pod: PodRecord) -> None:
     state.out.append(
         AnnotatePod(pod.uid, pod.namespace, pod.name, {keys.REASON: f"claim lost: {entry.why}"})
     )
-    state.out.append(
-        Tell(pod.namespace, pod.name, pod.uid, "ClaimLost", entry.why, warning=True)
-    )
+    state.out.append(Tell(pod.namespace, pod.name, pod.uid, "ClaimLost", entry.why, warning=True))
     run(state)
 
 
@@ -71,9 +69,7 @@ def _watch_breaker(state: State, lost: int) -> None:
 
 
 def _is_confirmed(state: State) -> bool:
-    return (
-        state.breaker_confirmed is not None and state.now - state.breaker_confirmed < CONFIRMED_S
-    )
+    return state.breaker_confirmed is not None and state.now - state.breaker_confirmed < CONFIRMED_S
 
 
 def on_evicted(state: State, event: Evicted) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from slurmbridge.core import publish, release
 from slurmbridge.core.action import Allocate, LookPod, Queue, Reply
 from slurmbridge.core.event import (
@@ -14,11 +16,14 @@ from slurmbridge.core.event import (
     UnboundReleased,
 )
 from slurmbridge.core.state import Entry, Phase, State, asked_gpus
-from slurmbridge.pool import verdict
 from slurmbridge.pool.claim import Ask, ClaimId, ClaimRequest
 from slurmbridge.pool.gres import format_indices
+from slurmbridge.pool.index import compile_view
 from slurmbridge.pool.policy import Refusal, resolve
+from slurmbridge.pool.reason import ABOUT, REASONS, Reason
 from slurmbridge.pool.record import PodRecord
+from slurmbridge.pool.verdict import judge
+from slurmbridge.pool.view import View
 
 
 def on_claim_asked(state: State, event: ClaimAsked) -> None:
@@ -65,6 +70,13 @@ def on_pod_looked_for_claim(state: State, entry: Entry, event: PodLooked) -> Non
         _decide(state, asked, event.pod)
 
 
+def on_pod_look_failed(state: State, entry: Entry, text: str) -> None:
+    """The API server did not tell about the pod: the asker has to come again."""
+    for op in entry.waiters:
+        _later(state, op, text)
+    state.drop(entry)
+
+
 def _decide(state: State, event: ClaimAsked, pod: PodRecord) -> None:
     entry = state.book.get(event.uid)
     if pod.is_over or pod.deleting_since is not None:
@@ -88,7 +100,7 @@ def _decide(state: State, event: ClaimAsked, pod: PodRecord) -> None:
         _later(state, event.op, "Slurm has not been readable for a while")
         return
     if not pod.node and (why := _judge(state, event.uid, event.kube_node, ask)):
-        _no(state, event.op, why, verdict.Reason(why).text)
+        _no(state, event.op, why, ABOUT[why].text)
         return
     request = ClaimRequest(
         ClaimId(state.settings.policy.cluster, event.uid), pod.ref, slurm_node, ask
@@ -129,13 +141,22 @@ def _again(state: State, event: ClaimAsked, entry: Entry) -> None:
         _no(state, event.op, "ending", f"the pod's last claim is {entry.phase}")
 
 
-def _judge(state: State, uid: str, kube_node: str, ask: Ask) -> str:
-    """Reason why the node is no place for the pod, in the newest view; "" if it is."""
+def _judge(state: State, uid: str, kube_node: str, ask: Ask) -> Reason | None:
+    """Why the node is no place for the pod, in the newest view; None if it is."""
     publish.refresh(state)
-    view = state.views.get(kube_node)
-    if view is None:
-        return "unknown_node"
-    return verdict.judge_one(ask, view, state.settings.policy, state.now) or ""
+    node_view = state.views.get(kube_node)
+    if node_view is None:
+        return Reason.UNKNOWN_NODE
+    alone = View(state.term, 0, 0.0, 0.0, {kube_node: node_view})
+    codes = judge(
+        ask,
+        uid,
+        compile_view(alone),
+        np.zeros(1, np.int32),
+        state.now,
+        horizon_minutes=state.settings.policy.plan_horizon_minutes,
+    )
+    return REASONS[int(codes[0])]
 
 
 def _must_queue(state: State, ask: Ask) -> bool:

@@ -1,14 +1,24 @@
 """Which Kubernetes node is which Slurm node.
 
 In this order: the configured pairs, the node label, the same name, the same first part of the name
-in any case (`gpu7.example.internal` is `gpu7`). Two Kubernetes nodes for one Slurm node: neither.
+in any case (`gpu7.example.internal` is `gpu7`). Two Kubernetes nodes for one Slurm node: both stay
+in the pool, and blocked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from slurmbridge.pool.record import KubeNode
+
+
+class NameMap(msgspec.Struct, frozen=True):
+    """slurm_of: Kubernetes name -> Slurm name. problems: pool nodes out of use, and why."""
+
+    slurm_of: Mapping[str, str]
+    problems: Mapping[str, str]
 
 
 def map_names(
@@ -19,8 +29,8 @@ def map_names(
     selector: Mapping[str, str],
     resources: Iterable[str],
     before: Mapping[str, str],
-) -> dict[str, str]:
-    """Kubernetes node name -> Slurm node name, for the nodes of the pool.
+) -> NameMap:
+    """The nodes of the pool, with their names on both sides.
 
     Args:
         kube_nodes: all nodes.
@@ -32,6 +42,7 @@ def map_names(
         resources: the pool's extended resources.
         before: the last result. A node once in the pool stays in it as long as it exists: one that
             Slurm does not list any more is blocked, not set free.
+
     """
     known = set(slurm_names)
     folded: dict[str, str] = {}
@@ -54,7 +65,15 @@ def map_names(
             found[name] = slurm
         elif selector:
             found[name] = slurm or name
-    taken: dict[str, int] = {}
-    for slurm in found.values():
-        taken[slurm] = taken.get(slurm, 0) + 1
-    return {name: slurm for name, slurm in found.items() if taken[slurm] == 1}
+    owners: dict[str, list[str]] = {}
+    for name, slurm in found.items():
+        owners.setdefault(slurm, []).append(name)
+    problems: dict[str, str] = {}
+    for slurm, names in owners.items():
+        if len(names) > 1:
+            text = "two Kubernetes nodes map to one Slurm node"
+            problems.update(dict.fromkeys(names, text))
+        elif slurm not in known:
+            problems[names[0]] = "unknown to Slurm"
+    good = {name: slurm for name, slurm in found.items() if len(owners[slurm]) == 1}
+    return NameMap(good, problems)

@@ -12,6 +12,7 @@ from enum import StrEnum
 from slurmbridge.core.action import Action
 from slurmbridge.core.settings import Settings
 from slurmbridge.pool.claim import Claim, ClaimId, ClaimRequest, claim_of
+from slurmbridge.pool.index import ViewIndex
 from slurmbridge.pool.ledger import Charge, NodeLedger
 from slurmbridge.pool.record import (
     GpuCount,
@@ -22,6 +23,8 @@ from slurmbridge.pool.record import (
     SlurmSnapshot,
 )
 from slurmbridge.pool.view import NodeView, Window
+
+NO_GPUS = GpuUse()
 
 
 class Phase(StrEnum):
@@ -62,7 +65,7 @@ class Entry:
     request: ClaimRequest | None = None
     claim: Claim | None = None
     job_id: int = 0
-    gpus: GpuUse = GpuUse()
+    gpus: GpuUse = NO_GPUS
     waiters: list[int] = field(default_factory=list)
     looking: float | None = None
     pod_looking: float | None = None
@@ -99,6 +102,7 @@ class State:
     ours: dict[int, ClaimId] = field(default_factory=dict)
     kube_of: dict[str, str] = field(default_factory=dict)
     slurm_of: dict[str, str] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
     starts: dict[str, float] = field(default_factory=dict)
     alone: dict[str, float] = field(default_factory=dict)
     windows: dict[str, tuple[Window, ...]] = field(default_factory=dict)
@@ -106,6 +110,7 @@ class State:
     views: dict[str, NodeView] = field(default_factory=dict)
     dirty: set[str] = field(default_factory=set)
     held_changed: bool = True
+    index: ViewIndex | None = None
     generation: int = 0
     evictions: list[float] = field(default_factory=list)
     breaker_since: float | None = None

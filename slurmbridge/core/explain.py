@@ -1,0 +1,224 @@
+"""Answers for people: `status`, `explain POD`, `who NODE`, and the debug snapshot.
+
+Each answer is a plain dict that is printed as text or as JSON by the command line.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from slurmbridge.core import publish
+from slurmbridge.core.state import Entry, Phase, State
+from slurmbridge.pool import keys
+from slurmbridge.pool.gres import format_indices
+from slurmbridge.pool.ledger import GpuState
+from slurmbridge.pool.policy import Refusal, resolve
+from slurmbridge.pool.reason import ABOUT, REASONS
+from slurmbridge.pool.record import PodRecord
+from slurmbridge.pool.verdict import judge
+
+
+def status(state: State) -> dict[str, Any]:
+    """The pool at a glance: GPUs by owner side, claims by phase, pods, ages, breaker."""
+    publish.refresh(state)
+    gpus: Counter[str] = Counter()
+    for slurm_node in state.kube_of:
+        ledger = state.ledgers.get(slurm_node)
+        if ledger is not None:
+            gpus.update(str(owner.state) for owner in ledger.gpus)
+    phases = Counter(str(e.phase) for e in state.book.values())
+    waiting = [p for p in state.pods.values() if not p.node and not p.is_over]
+    snapshot = state.snapshot
+    return {
+        "cluster": state.settings.policy.cluster,
+        "granularity": str(state.settings.policy.granularity),
+        "synced": state.is_synced,
+        "nodes": len(state.slurm_of),
+        "blockedNodes": sum(1 for v in state.views.values() if v.blocked),
+        "gpus": {str(s): gpus.get(str(s), 0) for s in GpuState},
+        "claims": {str(p): phases.get(str(p), 0) for p in Phase},
+        "podsWaiting": len(waiting),
+        "podsBound": sum(1 for p in state.pods.values() if p.node and not p.is_over),
+        "slurm": {
+            "cluster": snapshot.config.cluster if snapshot else "",
+            "version": snapshot.config.version if snapshot else "",
+            "ageSeconds": round(state.age_s, 3) if snapshot else None,
+            "stale": state.is_stale,
+            "pollCostSeconds": round(snapshot.cost_s, 4) if snapshot else None,
+            "pollIntervalSeconds": round(state.interval_s, 3),
+            "error": state.poll_failed,
+        },
+        "breaker": breaker(state),
+        "conflicts": [
+            f"{name}: {text}"
+            for name, ledger in sorted(state.ledgers.items())
+            for text in ledger.conflicts
+        ][:50],
+    }
+
+
+def breaker(state: State) -> dict[str, Any]:
+    """Whether mass loss of claims has stopped evictions, and of whom."""
+    return {
+        "open": state.breaker_since is not None,
+        "since": state.breaker_since,
+        "lost": sorted(e.ref for e in state.book.values() if e.phase is Phase.LOST)[:100],
+    }
+
+
+def who(state: State, name: str) -> dict[str, Any] | None:
+    """Which GPU of a node belongs to which job or pod; None: no such node.
+
+    Args:
+        state: the state.
+        name: the node's name in Kubernetes or in Slurm.
+
+    """
+    publish.refresh(state)
+    slurm_node = state.slurm_of.get(name, name)
+    kube_node = state.kube_of.get(slurm_node, "")
+    ledger = state.ledgers.get(slurm_node)
+    if state.snapshot is None or ledger is None:
+        return None
+    node = state.snapshot.nodes.get(slurm_node)
+    view = state.views.get(kube_node)
+    rows = []
+    for index, owner in enumerate(ledger.gpus):
+        job = state.snapshot.jobs.get(owner.job_id)
+        pod = state.pods.get(owner.uid)
+        entry = state.book.get(owner.uid)
+        rows.append(
+            {
+                "gpu": index,
+                "type": ledger.types[index],
+                "state": str(owner.state),
+                "jobId": owner.job_id or None,
+                "user": job.user or job.user_id if job is not None else None,
+                "account": job.account if job is not None else None,
+                "jobName": job.name if job is not None else None,
+                "pod": pod.ref if pod is not None else (entry.ref if entry is not None else None),
+            }
+        )
+    return {
+        "kubeNode": kube_node,
+        "slurmNode": slurm_node,
+        "state": str(node.state) if node is not None else "unknown to Slurm",
+        "reason": node.reason if node is not None else "",
+        "blocked": view.blocked if view is not None else "not a node of the pool",
+        "numbered": ledger.numbered,
+        "gpus": rows,
+        "planStart": view.plan_start if view is not None else None,
+        "reservations": [msgspec.to_builtins(w) for w in view.windows] if view is not None else [],
+        "conflicts": list(ledger.conflicts),
+        "ageSeconds": round(state.age_s, 3),
+    }
+
+
+def explain(state: State, namespace: str, name: str) -> dict[str, Any] | None:
+    """Where a pod stands, and if it waits, why each class of nodes refuses it; None: not known."""
+    pods = [p for p in state.pods.values() if p.namespace == namespace and p.name == name]
+    if not pods:
+        return None
+    pod = max(pods, key=lambda p: p.created)
+    entry = state.book.get(pod.uid)
+    answer: dict[str, Any] = {
+        "pod": pod.ref,
+        "uid": pod.uid,
+        "phase": pod.phase,
+        "node": pod.node or None,
+        "asks": {
+            "gpus": pod.gpu.count if pod.gpu else 0,
+            "cpus": pod.cpus,
+            "memoryMiB": pod.memory_mib,
+        },
+        "gates": list(pod.gates),
+        "reason": pod.annotations.get(keys.REASON) or None,
+        "claim": _claim(entry),
+        "ageSeconds": round(state.age_s, 3),
+    }
+    if not pod.node and not pod.is_over:
+        answer["waits"] = _why_waiting(state, pod, entry)
+    return answer
+
+
+def _claim(entry: Entry | None) -> dict[str, Any] | None:
+    if entry is None:
+        return None
+    indices = entry.gpus.indices
+    return {
+        "phase": str(entry.phase),
+        "jobId": entry.job_id or None,
+        "node": entry.kube_node,
+        "gpus": "" if indices is None else format_indices(indices),
+        "ends": entry.claim.ends if entry.claim is not None else None,
+        "why": entry.why or None,
+    }
+
+
+def _why_waiting(state: State, pod: PodRecord, entry: Entry | None) -> dict[str, Any]:
+    if pod.gates:
+        return {"text": f"behind the scheduling gate {', '.join(pod.gates)}", "nodes": {}}
+    if state.is_stale:
+        return {"text": f"Slurm is not readable: {state.poll_failed or 'no answer'}", "nodes": {}}
+    ask = resolve(pod, state.settings.policy)
+    if isinstance(ask, Refusal):
+        return {"text": ask.text, "reason": ask.reason, "nodes": {}}
+    if entry is not None:
+        return {"text": f"its claim is {entry.phase} on {entry.kube_node}", "nodes": {}}
+    index = publish.index(state)
+    codes = judge(
+        ask,
+        pod.uid,
+        index,
+        np.arange(len(index), dtype=np.int32),
+        state.now,
+        horizon_minutes=state.settings.policy.plan_horizon_minutes,
+    )
+    classes: dict[str, list[str]] = {}
+    for row, code in enumerate(codes):
+        reason = REASONS[int(code)]
+        word = "fits" if reason is None else str(reason)
+        classes.setdefault(word, []).append(index.names[row])
+    nodes = {
+        word: {
+            "count": len(names),
+            "text": next((ABOUT[r].text for r in ABOUT if str(r) == word), "fits in Slurm"),
+            "examples": names[:5],
+        }
+        for word, names in sorted(classes.items())
+    }
+    fits = len(classes.get("fits", []))
+    text = (
+        f"fits on {fits} nodes in Slurm; kube-scheduler has not bound it yet"
+        if fits
+        else f"fits on none of {len(index)} nodes"
+    )
+    return {"text": text, "nodes": nodes}
+
+
+def dump(state: State, story: list[str]) -> bytes:
+    """Everything that the core knows, as JSON: for bug reports and offline replay."""
+    snapshot = state.snapshot
+    value = {
+        "status": status(state),
+        "story": story,
+        "book": [
+            {"uid": e.uid, "ref": e.ref, "slurmNode": e.slurm_node, "since": e.since}
+            | (_claim(e) or {})
+            for e in state.book.values()
+        ],
+        "pods": list(state.pods.values()),
+        "names": state.slurm_of,
+        "nodes": list(snapshot.nodes.values()) if snapshot else [],
+        "jobs": [
+            msgspec.structs.replace(j, comment="") if j.id not in state.ours else j
+            for j in (snapshot.jobs.values() if snapshot else [])
+        ],
+        "reservations": snapshot.reservations if snapshot else [],
+        "config": snapshot.config if snapshot else None,
+    }
+    return msgspec.json.encode(value)

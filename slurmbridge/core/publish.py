@@ -1,0 +1,177 @@
+"""From the book and the reading to what others see: the view, and the node annotation."""
+
+from __future__ import annotations
+
+import msgspec
+
+from slurmbridge.core.action import AnnotateNode
+from slurmbridge.core.state import Phase, State
+from slurmbridge.pool.gres import format_indices
+from slurmbridge.pool.index import ViewIndex, compile_view
+from slurmbridge.pool.ledger import GpuState, NodeLedger, build_node
+from slurmbridge.pool.nodestate import why_not_usable
+from slurmbridge.pool.plan import plan_start
+from slurmbridge.pool.record import GpuCount, KubeNode, SlurmNode
+from slurmbridge.pool.view import HeldClaim, NodeView, View
+
+QUIET_FACTOR = 4
+"""Node annotations wake every pod that the extender has refused: while pods wait they are written
+this many times less often."""
+
+
+def refresh(state: State) -> bool:
+    """Make ledgers and node views of all dirty nodes again; True if anything changed."""
+    if not state.dirty or state.snapshot is None:
+        return False
+    charges = state.charges()
+    claims = {job_id: owner.uid for job_id, owner in state.ours.items()}
+    changed = False
+    for slurm_node in state.dirty:
+        kube_name = state.kube_of.get(slurm_node, "")
+        node = state.snapshot.nodes.get(slurm_node)
+        if node is not None:
+            state.ledgers[slurm_node] = build_node(
+                node, state.jobs_on.get(slurm_node, ()), claims, charges.get(slurm_node, ())
+            )
+        if kube_name:
+            view = _view_of(state, kube_name, slurm_node, node)
+            if state.views.get(kube_name) != view:
+                state.views[kube_name] = view
+                changed = True
+    state.dirty.clear()
+    return changed
+
+
+def _view_of(state: State, kube_name: str, slurm_node: str, node: SlurmNode | None) -> NodeView:
+    kube_node = state.kube_nodes.get(kube_name)
+    blocked = state.problems.get(kube_name, "")
+    if node is None or kube_node is None:
+        return NodeView(kube_name, slurm_node, blocked=blocked or "unknown to Slurm")
+    ledger = state.ledgers[slurm_node]
+    blocked = blocked or (why_not_usable(node.state) or "")
+    total, free = _agree(state, node, kube_node, ledger)
+    return NodeView(
+        kube_node=kube_name,
+        slurm_node=slurm_node,
+        total=total,
+        free=free,
+        cpus_free=ledger.cpus_free,
+        memory_free_mib=ledger.memory_free_mib,
+        blocked=blocked,
+        native_jobs=len(ledger.native_jobs),
+        claimed=len(ledger.in_state(GpuState.CLAIM)),
+        plan_start=plan_start(slurm_node, state.starts, state.alone, state.now),
+        windows=state.windows.get(slurm_node, ()),
+    )
+
+
+def blocked_view(kube_name: str, text: str) -> NodeView:
+    """The view of a pool node that cannot be used at all."""
+    return NodeView(kube_name, "", blocked=text)
+
+
+def _agree(
+    state: State, node: SlurmNode, kube_node: KubeNode, ledger: NodeLedger
+) -> tuple[tuple[GpuCount, ...], tuple[GpuCount, ...]]:
+    """Totals and free GPUs that both sides stand for.
+
+    Where Kubernetes offers fewer GPUs than Slurm has (a broken one, a plugin not registered), the
+    missing ones may be any: they are taken off the free ones.
+    """
+    offered = sum(kube_node.gpus.get(r, 0) for r in state.settings.policy.resources)
+    missing = max(0, node.gpu_total - offered)
+    free = []
+    for count in ledger.free():
+        less = min(missing, count.count)
+        missing -= less
+        free.append(GpuCount(count.type, count.count - less))
+    total = tuple(g for g in node.gpus if g.count > 0)
+    return total, tuple(free)
+
+
+def view(state: State) -> View:
+    """The view as it is now; its generation grows with each call."""
+    refresh(state)
+    state.generation += 1
+    held = {
+        e.uid: HeldClaim(e.uid, e.kube_node, e.job_id)
+        for e in state.book.values()
+        if e.phase in (Phase.HELD, Phase.QUEUED)
+    }
+    state.held_changed = False
+    return View(
+        term=state.term,
+        generation=state.generation,
+        as_of=state.snapshot.began if state.snapshot is not None else 0.0,
+        interval_s=state.interval_s,
+        nodes=dict(state.views),
+        held=held,
+    )
+
+
+def index(state: State) -> ViewIndex:
+    """All node views as arrays, for judging many pods at once."""
+    refresh(state)
+    nodes = View(state.term, 0, 0.0, 0.0, dict(state.views))
+    state.index = compile_view(nodes, state.index)
+    return state.index
+
+
+def node_annotation(state: State, kube_name: str) -> str:
+    """The value of `slurmbridge.dev/pool` on a node (JSON, version 1)."""
+    node_view = state.views[kube_name]
+    ledger = state.ledgers.get(node_view.slurm_node)
+    slurm_node = state.snapshot.nodes.get(node_view.slurm_node) if state.snapshot else None
+    value: dict[str, object] = {
+        "version": 1,
+        "slurmNode": node_view.slurm_node,
+        "state": str(slurm_node.state) if slurm_node is not None else "unknown to Slurm",
+        "usable": not node_view.blocked,
+    }
+    if slurm_node is not None and slurm_node.reason:
+        value["reason"] = slurm_node.reason[:200]
+    if ledger is not None:
+        value["numbered"] = ledger.numbered
+        value["gpus"] = gpus_by_owner(ledger)
+    if node_view.plan_start is not None:
+        value["planStart"] = int(node_view.plan_start)
+    if node_view.windows:
+        value["reservations"] = [
+            {
+                "name": w.reservation,
+                "start": int(w.start),
+                "end": None if w.end is None else int(w.end),
+            }
+            for w in node_view.windows[:8]
+        ]
+    return msgspec.json.encode(value).decode()
+
+
+def gpus_by_owner(ledger: NodeLedger) -> dict[str, str]:
+    """`{"free": "4-7", "native:12": "0-1", "claim:13": "2-3"}`: index lists by owner."""
+    found: dict[str, list[int]] = {}
+    for index, owner in enumerate(ledger.gpus):
+        name = str(owner.state)
+        if owner.job_id and owner.state in (GpuState.NATIVE, GpuState.CLAIM, GpuState.RELEASING):
+            name = f"{owner.state}:{owner.job_id}"
+        found.setdefault(name, []).append(index)
+    return {name: format_indices(tuple(i)) for name, i in sorted(found.items())}
+
+
+def annotate_nodes(state: State) -> None:
+    """Write changed node annotations, all together and seldom: each wakes every refused pod."""
+    if state.snapshot is None or state.is_stale:
+        return
+    waiting = any(p.waiting_on_us and not p.node for p in state.pods.values())
+    every_s = state.settings.node_annotation_s * (QUIET_FACTOR if waiting else 1)
+    if state.now - state.annotated_at < every_s:
+        return
+    state.annotated_at = state.now
+    for name in state.views:
+        kube_node = state.kube_nodes.get(name)
+        if kube_node is None:
+            continue
+        value = node_annotation(state, name)
+        if state.annotated.get(name) != value:
+            state.annotated[name] = value
+            state.out.append(AnnotateNode(name, value))
