@@ -68,7 +68,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     cluster: str
     granularity: Granularity = Granularity.NODE
-    resources: Mapping[str, str] = {"nvidia.com/gpu": ""}
+    resources: Mapping[str, str] = msgspec.field(default_factory=lambda: {"nvidia.com/gpu": ""})
     partition: str = ""
     default_minutes: Minutes = 60
     max_minutes: Minutes = 43200
