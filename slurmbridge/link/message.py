@@ -1,0 +1,48 @@
+"""What extender and bridge say to each other, as plain values; no gRPC in here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+VERSION: Final = 1
+"""Version of the meaning of the bytes in the envelope (`ViewMessage.version`)."""
+
+
+class ClaimAsk(msgspec.Struct, frozen=True):
+    """A claim for a pod on the node that kube-scheduler has chosen.
+
+    cause: id that follows this bind through the logs of both daemons.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    kube_node: str
+    cause: str = ""
+
+
+class ClaimGrant(msgspec.Struct, frozen=True):
+    """The claim as granted.
+
+    gpus: indices on the node as a Slurm index list (`0-3,6`), "" where Slurm does not number them.
+    generation: the first generation of the view that holds the claim.
+    """
+
+    job_id: int
+    gpus: str
+    generation: int
+
+
+class ReleaseAsk(msgspec.Struct, frozen=True):
+    """A claim whose pod was not bound after all.
+
+    The bridge believes nothing of it: it asks the API server before it ends the claim.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    job_id: int
+    cause: str = ""
