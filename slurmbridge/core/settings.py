@@ -11,7 +11,7 @@ from slurmbridge.pool.policy import Policy
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=86400)]
 
 
-class Eviction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Eviction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """How many pods may be evicted because their claims are gone.
 
     per_minute: at most so many in any 60 s.
@@ -25,7 +25,7 @@ class Eviction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     at_least: Annotated[int, msgspec.Meta(ge=1)] = 10
 
 
-class Freshness(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Freshness(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """How old the last reading of slurmctld may be, in seconds.
 
     stale: older than this (and than twice the poll interval): no new claims.

@@ -32,7 +32,7 @@ class Granularity(StrEnum):
     GPU = "gpu"
 
 
-class IdentityRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class IdentityRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """Which Slurm identity the pods of some namespaces may use.
 
     namespaces, service_accounts: shell-style patterns (`team-*`). Of accounts, qos, partitions and
@@ -51,7 +51,7 @@ class IdentityRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 Minutes = Annotated[int, msgspec.Meta(ge=1, le=525600)]
 
 
-class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """The rules that bridge and extender share; streamed with the view.
 
     cluster: id of this Kubernetes cluster in Slurm's job names; never change it while pods run.

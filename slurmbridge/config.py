@@ -1,0 +1,321 @@
+"""The configuration file (a ConfigMap's YAML): strict, and with every fault told at once.
+
+Reload: the new text is read and checked whole; only if it is good is it taken, else the old one
+stays and the faults are logged. Sections that only count at start are named in `NEEDS_RESTART`.
+Each field is described in docs/config.md, which is made from the docstrings here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+import yaml
+
+from slurmbridge.core.settings import Eviction, Freshness, Settings
+from slurmbridge.pool.claim import CLUSTER_RE
+from slurmbridge.pool.errors import ConfigError, Problem
+from slurmbridge.pool.policy import OPTION_RE, Granularity, Policy
+
+MOST_BYTES: Final = 1 << 20
+"""A ConfigMap cannot be larger (1 MiB)."""
+
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=3600)]
+
+
+class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Keys are written in camelCase, as everywhere in Kubernetes."""
+
+
+class Poll(_Section, frozen=True):
+    """How slurmctld is read.
+
+    budget: share of slurmctld's time that reading may take; the interval grows with the cost.
+    min_s, max_s: shortest and longest interval. timeout_s: deadline of one reading.
+    """
+
+    budget: Annotated[float, msgspec.Meta(gt=0, le=0.5)] = 0.05
+    min_s: Seconds = 1.0
+    max_s: Seconds = 30.0
+    timeout_s: Seconds = 30.0
+
+
+class Slurm(_Section, frozen=True):
+    """How to reach slurmctld.
+
+    conf: path of slurm.conf ("": Slurm's default). commands: folder of salloc, squeue, scontrol,
+    scancel, sbatch ("": from PATH). concurrency: commands at a time. claim_timeout_s: deadline of
+    one claim. The bridge must run as root or SlurmUser.
+    """
+
+    conf: str = ""
+    commands: str = ""
+    concurrency: Annotated[int, msgspec.Meta(ge=1, le=256)] = 16
+    claim_timeout_s: Seconds = 5.0
+    poll: Poll = Poll()
+
+
+class Lease(_Section, frozen=True):
+    """Leader election between bridge replicas (coordination.k8s.io/v1 Lease).
+
+    namespace "": the bridge's own namespace.
+    """
+
+    name: str = "slurmbridge"
+    namespace: str = ""
+    duration_s: Annotated[int, msgspec.Meta(ge=3, le=300)] = 15
+    renew_s: Annotated[int, msgspec.Meta(ge=1, le=100)] = 2
+
+
+class Kube(_Section, frozen=True):
+    """How to reach the API server. kubeconfig "": the pod's own service account."""
+
+    kubeconfig: str = ""
+    lease: Lease = Lease()
+
+
+class Pool(_Section, frozen=True):
+    """Which nodes are shared.
+
+    selector: labels that a pool node must have; empty: every node with a pool GPU that Slurm
+    knows. names: Kubernetes node name -> Slurm node name, where they differ.
+    slurm_node_label: node label that holds the Slurm name, instead of or beside `names`.
+    """
+
+    selector: Mapping[str, str] = {}
+    names: Mapping[str, str] = {}
+    slurm_node_label: str = "slurmbridge.dev/slurm-node"
+
+
+class Tls(_Section, frozen=True):
+    """Files: a server's certificate and key, and the CA that must have signed its clients'."""
+
+    cert: str
+    key: str
+    client_ca: str
+
+
+class Link(_Section, frozen=True):
+    """The gRPC port for extenders and the command line.
+
+    listen: `host:port`. advertise: what followers tell clients as the leader's address ("": the
+    pod's IP and the port). tls is a must off loopback, unless insecure is true.
+    """
+
+    listen: str = "127.0.0.1:7443"
+    advertise: str = ""
+    tls: Tls | None = None
+    insecure: bool = False
+
+
+class Admin(_Section, frozen=True):
+    """The HTTP port for health, metrics and debugging."""
+
+    listen: str = "127.0.0.1:8081"
+
+
+class Rules(_Section, frozen=True):
+    """Times of the book of claims.
+
+    hold_s: an unbound claim is given back after this. linger_s: the claim of a force-deleted pod
+    is kept at least this long (or the pod's own grace, if longer). node_annotation_s: shortest
+    time between two writings of the node annotations.
+    """
+
+    hold_s: Seconds = 60.0
+    linger_s: Seconds = 30.0
+    node_annotation_s: Seconds = 15.0
+
+
+class Config(_Section, frozen=True):
+    """The whole file."""
+
+    api_version: Literal["slurmbridge.dev/v1"]
+    policy: Policy
+    pool: Pool = Pool()
+    slurm: Slurm = Slurm()
+    kube: Kube = Kube()
+    link: Link = Link()
+    admin: Admin = Admin()
+    rules: Rules = Rules()
+    eviction: Eviction = Eviction()
+    freshness: Freshness = Freshness()
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    def settings(self, owner_uid: int | None = None) -> Settings:
+        """What the core needs of it.
+
+        Args:
+            owner_uid: Unix user id of our claims; None: of this process.
+
+        """
+        return Settings(
+            policy=self.policy,
+            owner_uid=os.geteuid() if owner_uid is None else owner_uid,
+            eviction=self.eviction,
+            freshness=self.freshness,
+            hold_s=self.rules.hold_s,
+            linger_s=self.rules.linger_s,
+            node_annotation_s=self.rules.node_annotation_s,
+            slurm_node_label=self.pool.slurm_node_label,
+            names=tuple(sorted(self.pool.names.items())),
+            selector=tuple(sorted(self.pool.selector.items())),
+        )
+
+
+NEEDS_RESTART: Final = ("slurm", "kube", "link", "admin")
+"""Sections that are read at start only; a reload that changes them says so."""
+
+
+def load(path: str) -> Config:
+    """Read and check a file.
+
+    Raises:
+        ConfigError: all faults, with their paths.
+
+    """
+    try:
+        with Path(path).open("rb") as file:
+            text = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise ConfigError([Problem("$", f"cannot read {path}: {error.strerror}")]) from error
+    return parse(text)
+
+
+def parse(text: bytes) -> Config:
+    """Check a configuration text.
+
+    Raises:
+        ConfigError: all faults, with their paths.
+
+    """
+    if len(text) > MOST_BYTES:
+        raise ConfigError([Problem("$", "larger than 1 MiB")])
+    try:
+        raw = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader, see below
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+        where = getattr(error, "problem_mark", None)
+        at = f" (line {where.line + 1}, column {where.column + 1})" if where else ""
+        what = getattr(error, "problem", None) or str(error)
+        raise ConfigError([Problem("$", f"not valid YAML{at}: {what}")]) from error
+    if not isinstance(raw, dict):
+        raise ConfigError([Problem("$", "expected a mapping with apiVersion and policy")])
+    problems: list[Problem] = []
+    _check(Config, raw, "$", problems)
+    if not problems:
+        config = msgspec.convert(raw, Config)
+        problems = _check_sense(config)
+        if not problems:
+            return config
+    raise ConfigError(problems)
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice: the second would win without a word."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            try:
+                twice = key in seen
+                seen.add(key)
+            except TypeError as error:
+                mark = key_node.start_mark
+                raise yaml.MarkedYAMLError(None, None, "a key must be a text", mark) from error
+            if twice:
+                raise yaml.MarkedYAMLError(
+                    None, None, f"key {key!r} is given twice", key_node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+def _check(kind: Any, raw: Any, path: str, problems: list[Problem]) -> None:
+    """Collect the faults of `raw` against a struct type, all of them and not only the first."""
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(raw, dict):
+        fields = {f.encode_name: f for f in msgspec.structs.fields(kind)}
+        for key in raw:
+            if key not in fields:
+                near = ", ".join(sorted(fields))
+                problems.append(Problem(f"{path}.{key}", f"unknown key; known are: {near}"))
+        for name, field in fields.items():
+            if name in raw:
+                _check(_inner(field.type), raw[name], f"{path}.{name}", problems)
+            elif field.required:
+                problems.append(Problem(f"{path}.{name}", "is required"))
+        return
+    args = getattr(kind, "__args__", ())
+    if getattr(kind, "__origin__", None) is tuple and isinstance(raw, list) and args:
+        for i, item in enumerate(raw):
+            _check(args[0], item, f"{path}[{i}]", problems)
+        return
+    try:
+        msgspec.convert(raw, kind)
+    except msgspec.ValidationError as error:
+        text, _, where = str(error).partition(" - at `$")
+        problems.append(Problem(path + where.rstrip("`"), text[0].lower() + text[1:]))
+
+
+def _inner(kind: Any) -> Any:
+    """The struct in `Struct | None`; anything else as it is."""
+    for arg in getattr(kind, "__args__", ()):
+        if (
+            isinstance(arg, type)
+            and issubclass(arg, msgspec.Struct)
+            and type(None) in kind.__args__
+        ):
+            return arg
+    return kind
+
+
+def _check_sense(config: Config) -> list[Problem]:
+    """What types cannot say."""
+    found: list[Problem] = []
+    policy = config.policy
+    if not CLUSTER_RE.fullmatch(policy.cluster):
+        text = "must be 1 to 40 of a-z, 0-9 and -, and not begin or end with -"
+        found.append(Problem("$.policy.cluster", text))
+    if policy.partition and not OPTION_RE.fullmatch(policy.partition):
+        found.append(Problem("$.policy.partition", "is not a Slurm partition name"))
+    if not policy.resources:
+        text = "name at least one extended resource, such as nvidia.com/gpu"
+        found.append(Problem("$.policy.resources", text))
+    for name, gpu_type in policy.resources.items():
+        if "/" not in name:
+            text = "is no extended resource name: it has no domain"
+            found.append(Problem(f"$.policy.resources.{name}", text))
+        if gpu_type and not OPTION_RE.fullmatch(gpu_type):
+            found.append(Problem(f"$.policy.resources.{name}", "is not a Slurm GRES type"))
+    for i, rule in enumerate(policy.identities):
+        for word in ("accounts", "qos", "partitions", "reservations"):
+            for j, name in enumerate(getattr(rule, word)):
+                if not OPTION_RE.fullmatch(name):
+                    path = f"$.policy.identities[{i}].{word}[{j}]"
+                    found.append(Problem(path, "is not a Slurm name"))
+    if policy.granularity is Granularity.NODE and policy.default_minutes > policy.max_minutes:
+        found.append(Problem("$.policy.defaultMinutes", "is more than maxMinutes"))
+    if config.slurm.poll.min_s > config.slurm.poll.max_s:
+        found.append(Problem("$.slurm.poll.minS", "is more than maxS"))
+    if config.freshness.stale >= config.freshness.blind:
+        found.append(Problem("$.freshness.stale", "must be less than blind"))
+    if config.kube.lease.renew_s * 2 >= config.kube.lease.duration_s:
+        text = "must be less than half of durationS, so that one lost renewal does no harm"
+        found.append(Problem("$.kube.lease.renewS", text))
+    for path, address in (
+        ("$.link.listen", config.link.listen),
+        ("$.admin.listen", config.admin.listen),
+    ):
+        if address.startswith("unix:"):
+            continue
+        _host, _, port = address.rpartition(":")
+        if not port.isdigit() or int(port) > 65535:
+            found.append(Problem(path, "expected host:port"))
+    return found
+
+
+def changed_sections(old: Config, new: Config) -> list[str]:
+    """Names of the sections that differ and that only a restart puts in force."""
+    return [s for s in NEEDS_RESTART if getattr(old, s) != getattr(new, s)]
