@@ -1,0 +1,28 @@
+# One image for bridge and extender. Build: docker build -t slurmbridge .
+# Slurm's commands come from Debian and must not be newer than your slurmctld, nor more than two
+# releases older: choose the Debian release by SUITE, or build FROM your own image with your Slurm.
+ARG SUITE=bookworm
+ARG PYTHON=3.11
+
+FROM python:${PYTHON}-slim-${SUITE} AS wheel
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE constraints.txt ./
+COPY slurmbridge slurmbridge
+COPY extender extender
+RUN python -m pip wheel --no-cache-dir --constraint constraints.txt --wheel-dir /wheels .
+
+FROM python:${PYTHON}-slim-${SUITE}
+ARG UID=64030
+# slurm-client: salloc, sbatch, scancel, scontrol, squeue. libmunge comes with it; munged runs
+# beside the container and is reached by its socket.
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends slurm-client \
+ && rm -rf /var/lib/apt/lists/* /etc/munge \
+ && (id slurm >/dev/null 2>&1 || useradd --system --uid ${UID} --no-create-home --shell /usr/sbin/nologin slurm)
+COPY --from=wheel /wheels /wheels
+RUN python -m pip install --no-cache-dir --no-index --find-links /wheels slurmbridge && rm -rf /wheels
+# An environment variable that names a NetworkX backend which is not installed breaks its import.
+ENV NETWORKX_AUTOMATIC_BACKENDS= NETWORKX_BACKEND_PRIORITY= PYTHONUNBUFFERED=1
+USER slurm
+ENTRYPOINT ["slurmbridge"]
+CMD ["run", "--config", "/etc/slurmbridge/config.yaml"]

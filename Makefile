@@ -1,0 +1,71 @@
+# Everything a contributor runs. `make help` lists it.
+# All Python runs in .venv; big downloads and builds go to the cache folder outside the checkout.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help prerequisites venv cluster demo test test-unit test-fast lint types arch fmt proto docs \
+	manifests bench-extender bench-pack ci clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+
+prerequisites: ## install what this machine lacks: Slurm, munge, Go (says what it does)
+	@$(PYTHON) -m tests.support.bootstrap
+
+venv: prerequisites $(VENV)/.ready ## make the virtual environment in .venv
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@echo "[make] Python packages -> $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable . --group dev
+	@touch $@
+
+cluster: venv ## start a real cluster (NODES=64 GPUS=8) and keep it until Ctrl-C
+	@$(BIN)/python -m tests.support.cluster up --nodes $${NODES:-64} --gpus $${GPUS:-8}
+
+demo: venv ## watch a real kube-scheduler and a real Slurm share GPUs
+	@$(BIN)/python -m demo
+
+test: venv ## all tests, on real Slurm and real Kubernetes
+	@$(PYTEST) $(ARGS)
+
+test-unit: venv ## unit and property tests only (seconds)
+	@$(PYTEST) tests/unit tests/contract $(ARGS)
+
+lint: venv ## ruff: rules and format
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+fmt: venv ## let ruff format and fix
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+
+types: venv ## mypy --strict
+	@$(BIN)/mypy
+
+arch: venv ## import contracts
+	@$(BIN)/lint-imports
+
+proto: venv ## generate the link's code again
+	@$(BIN)/python -m tests.support.proto
+
+docs: venv ## make docs/config.md and docs/metrics.md from the docstrings again
+	@$(BIN)/python -m tests.support.reference
+
+bench-extender: venv ## filter + prioritize on 5,000 names against a do-nothing extender
+	@$(BIN)/python -m bench.extender
+
+bench-pack: venv ## a gang of 64 in 5,000 nodes, packed by arrays and by NetworkX walks
+	@$(BIN)/python -m bench.pack
+
+ci: lint types arch test ## what CI runs
+
+clean: ## remove what was made in the checkout
+	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
