@@ -23,6 +23,9 @@ COMMENT_RE: Final = re.compile(
     r"slurmbridge/1 cluster=(?P<cluster>[a-z0-9-]{1,40}) (?P<kind>pod|group)=(?P<uid>[\w.-]{1,128})"
     r" ref=(?P<ref>[\w./-]{1,520})"
 )
+FILLER_RE: Final = re.compile(
+    r"slurmbridge/1 cluster=(?P<cluster>[a-z0-9-]{1,40}) filler=(?P<uid>[\w.-]{1,128})"
+)
 TOP_PRIORITY: Final = 4294967000
 """Just below Slurm's highest (0xfffffffe is "no value"): no pending job stands before a claim."""
 
@@ -76,6 +79,40 @@ def claim_of(job: SlurmJob, cluster: str, owner_uid: int) -> ClaimId | None:
     if job.name != claim_id.job_name or job.user_id != owner_uid:
         return None
     return claim_id
+
+
+def write_filler(claim_id: ClaimId) -> str:
+    """The comment of a filler: a job of ours that only steers which GPUs a claim will get.
+
+    A claim on given GPU indices is made in steps (`slurmbridge.slurm.cover`); all its jobs are
+    fillers until one has the right GPUs and is given the comment of a claim. So a crash in between
+    leaves fillers, which may always be ended, and never a claim on wrong GPUs. A filler runs
+    nothing: neither Prolog nor Epilog needs to hold a node for it.
+
+    Raises:
+        ParseError: cluster id or UID is not in Kubernetes' form.
+
+    """
+    comment = f"{COMMENT_MARK} cluster={claim_id.cluster} filler={claim_id.uid}"
+    if not FILLER_RE.fullmatch(comment):
+        raise ParseError(comment, "cluster id or UID is not in Kubernetes' form")
+    return comment
+
+
+def filler_of(job: SlurmJob, cluster: str, owner_uid: int) -> str | None:
+    """The UID that a filler of ours works for, or None: not a filler of ours.
+
+    Args:
+        cluster: our cluster id.
+        owner_uid: the Unix user id that our bridge submits as.
+
+    """
+    match = FILLER_RE.fullmatch(job.comment)
+    if match is None or match["cluster"] != cluster or job.user_id != owner_uid:
+        return None
+    if job.name != ClaimId(cluster=cluster, uid="").job_name:
+        return None
+    return match["uid"]
 
 
 class Ask(msgspec.Struct, frozen=True):

@@ -73,6 +73,21 @@ class PeerTimeout(PeerUnavailable):
     """The deadline passed. The request may have been carried out."""
 
 
+class ClaimUncertain(PeerUnavailable):
+    """A claim was asked for, and nobody could say what became of it: it may exist.
+
+    Look for it by name and comment before asking again.
+
+    Attributes:
+        job_id: the Slurm job, when slurmctld had named it.
+
+    """
+
+    def __init__(self, peer: str, op: str, text: str, job_id: int | None = None) -> None:
+        self.job_id = job_id
+        super().__init__(peer, op, text)
+
+
 class PeerRejected(PeerError):
     """A definite no.
 
