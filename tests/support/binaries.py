@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import os
 import re
@@ -56,6 +57,7 @@ def command(component: str) -> list[str]:
     return [str(kubelab()), component]
 
 
+@functools.cache
 def kubelab() -> Path:
     """Path of the kubelab binary for the module as it is now; builds it when it is not cached.
 
