@@ -164,7 +164,9 @@ class Reservation(msgspec.Struct, frozen=True):
 class Partition(msgspec.Struct, frozen=True):
     """One partition. max_time_min None: unlimited.
 
-    preempts: its jobs may preempt others' (so that even a refused immediate claim kills victims).
+    preempt_mode: what may be done to its jobs when others preempt them (OFF: nothing).
+    exclusive: whole nodes only (OverSubscribe=EXCLUSIVE), or one user a node (ExclusiveUser).
+    billing_weights: TRESBillingWeights as text, "" when Slurm has none, None when not known.
     """
 
     name: str
@@ -177,6 +179,7 @@ class Partition(msgspec.Struct, frozen=True):
     preempt_mode: str = "OFF"
     exclusive: bool = False
     hidden: bool = False
+    billing_weights: str | None = None
 
 
 class SlurmConfig(msgspec.Struct, frozen=True):
@@ -232,6 +235,8 @@ class PodRecord(msgspec.Struct, frozen=True):
     read ("" when it can): such a pod gets a verdict, never a claim.
     gpu: None when it asks for no pool GPU. cpus is in whole Slurm CPUs rounded up.
     annotations: only keys with our prefix. waiting_on_us: kube-scheduler has said unschedulable.
+    deleting_since: when its deletion was asked for. nominated: status.nominatedNodeName.
+    is_static: the API copy of a kubelet's static pod: it cannot be evicted.
     """
 
     uid: str
@@ -255,6 +260,8 @@ class PodRecord(msgspec.Struct, frozen=True):
     deleting_since: float | None = None
     waiting_on_us: bool = False
     resource_version: str = ""
+    nominated: str = ""
+    is_static: bool = False
 
     @property
     def ref(self) -> str:

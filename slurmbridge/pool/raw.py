@@ -1,0 +1,137 @@
+"""Pods and nodes as the API server writes them: only the fields that matter here.
+
+Decoded straight from JSON bytes by msgspec, which skips the other nine tenths of an object without
+building anything. The same structs read a list, a watch event, and the pod or node inside a
+kube-scheduler `ExtenderArgs` (all are `core/v1`). Every field may be absent or null: older servers
+write `creationTimestamp: null`, and an absent list may be written as null too.
+
+`slurmbridge.pool.podspec` refines them into `PodRecord` and `KubeNode`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from slurmbridge.pool.quantity import Number
+
+Amounts = Mapping[str, Number]
+"""Resource name -> quantity."""
+
+
+class _Raw(msgspec.Struct, frozen=True, rename="camel", gc=False):
+    """Base of all: camel-case JSON names; gc=False, since such trees cannot hold a cycle."""
+
+
+class RawOwner(_Raw, frozen=True):
+    """One of `metadata.ownerReferences`; controller: the one that manages the object."""
+
+    kind: str = ""
+    name: str = ""
+    uid: str = ""
+    api_version: str = ""
+    controller: bool | None = None
+
+
+class RawMeta(_Raw, frozen=True):
+    """`metadata` of any object. Times are RFC 3339 texts."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    creation_timestamp: str | None = None
+    deletion_timestamp: str | None = None
+    deletion_grace_period_seconds: int | None = None
+    labels: Mapping[str, str] | None = None
+    annotations: Mapping[str, str] | None = None
+    owner_references: tuple[RawOwner, ...] | None = None
+
+
+class RawResources(_Raw, frozen=True):
+    """`resources` of a container or (from Kubernetes 1.32) of a whole pod."""
+
+    requests: Amounts | None = None
+    limits: Amounts | None = None
+
+
+class RawContainer(_Raw, frozen=True):
+    """A container; restart_policy `Always` on an init container makes it a sidecar."""
+
+    resources: RawResources | None = None
+    restart_policy: str | None = None
+
+
+class RawGate(_Raw, frozen=True):
+    """One of `spec.schedulingGates`."""
+
+    name: str = ""
+
+
+class RawSchedulingGroup(_Raw, frozen=True):
+    """`spec.schedulingGroup` (Kubernetes >= 1.36): the built-in PodGroup of the pod."""
+
+    pod_group_name: str | None = None
+
+
+class RawPodSpec(_Raw, frozen=True):
+    """`spec` of a pod."""
+
+    containers: tuple[RawContainer, ...] | None = None
+    init_containers: tuple[RawContainer, ...] | None = None
+    overhead: Amounts | None = None
+    resources: RawResources | None = None
+    node_name: str | None = None
+    service_account_name: str | None = None
+    scheduler_name: str | None = None
+    priority: int | None = None
+    scheduling_gates: tuple[RawGate, ...] | None = None
+    scheduling_group: RawSchedulingGroup | None = None
+    active_deadline_seconds: int | None = None
+    termination_grace_period_seconds: int | None = None
+
+
+class RawCondition(_Raw, frozen=True):
+    """A condition of a pod or node."""
+
+    type: str = ""
+    status: str = ""
+    reason: str | None = None
+
+
+class RawPodStatus(_Raw, frozen=True):
+    """`status` of a pod."""
+
+    phase: str | None = None
+    conditions: tuple[RawCondition, ...] | None = None
+    nominated_node_name: str | None = None
+
+
+class RawPod(_Raw, frozen=True):
+    """A pod."""
+
+    metadata: RawMeta = RawMeta()
+    spec: RawPodSpec = RawPodSpec()
+    status: RawPodStatus = RawPodStatus()
+
+
+class RawNodeSpec(_Raw, frozen=True):
+    """`spec` of a node."""
+
+    unschedulable: bool | None = None
+
+
+class RawNodeStatus(_Raw, frozen=True):
+    """`status` of a node."""
+
+    allocatable: Amounts | None = None
+    conditions: tuple[RawCondition, ...] | None = None
+
+
+class RawNode(_Raw, frozen=True):
+    """A node."""
+
+    metadata: RawMeta = RawMeta()
+    spec: RawNodeSpec = RawNodeSpec()
+    status: RawNodeStatus = RawNodeStatus()
