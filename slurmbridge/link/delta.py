@@ -36,7 +36,7 @@ def difference(old: View, new: View) -> ViewDelta | None:
             "view published out of order",
             [
                 f"published term {old.term} generation {old.generation}",
-                f"then generation {new.generation}, {len(nodes)} nodes and {len(held)} held changed",
+                f"then generation {new.generation}: {len(nodes)} nodes, {len(held)} held differ",
             ],
         )
     if len(nodes) > WHOLE_SHARE * max(len(new.nodes), 1):
