@@ -1,0 +1,68 @@
+"""The committed code of the link is what its .proto gives, and the .proto keeps its promises."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import slurmbridge.link
+from slurmbridge.link._gen import pool_pb2 as pb
+
+ROOT = Path(slurmbridge.link.__file__).parents[2]
+GEN = ROOT / "slurmbridge/link/_gen"
+
+
+def without_version(text):
+    """The version of the generator stands in a comment and in a check of the runtime."""
+    text = re.sub(r"# Protobuf Python Version: .*", "", text)
+    return re.sub(r"(Domain\.PUBLIC,)(\s*\d+,){3}", r"\1", text)
+
+
+def test_generating_again_gives_the_same(tmp_path):
+    subprocess.run(
+        [sys.executable, "-m", "grpc_tools.protoc", "-Islurmbridge/link/_gen=slurmbridge/link",
+         f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", "slurmbridge/link/_gen/pool.proto"],
+        cwd=ROOT, check=True, timeout=60,
+    )  # fmt: skip
+    for name in ("pool_pb2.py", "pool_pb2.pyi"):
+        fresh = (tmp_path / "slurmbridge/link/_gen" / name).read_text()
+        assert without_version(fresh) == without_version((GEN / name).read_text()), name
+
+
+def test_the_generated_code_asks_for_no_newer_runtime_than_the_project_allows():
+    asked = re.search(
+        r"Domain\.PUBLIC,\s*(\d+),\s*(\d+),\s*(\d+)", (GEN / "pool_pb2.py").read_text()
+    )
+    allowed = re.search(r'"protobuf>=(\d+)\.(\d+)"', (ROOT / "pyproject.toml").read_text())
+    assert tuple(map(int, asked.groups()[:2])) <= tuple(map(int, allowed.groups()))
+
+
+FIELDS = {
+    "WatchRequest": {"version": 1, "client": 2},
+    "ViewMessage": {
+        "version": 1, "term": 2, "sent_s": 3, "age_s": 4, "generation": 5, "whole": 6, "delta": 7,
+        "policy": 8,
+    },
+    "ClaimRequest": {"uid": 1, "namespace": 2, "name": 3, "kube_node": 4, "cause": 5, "term": 6},
+    "ClaimReply": {"job_id": 1, "gpus": 2, "generation": 3},
+    "ReleaseUnboundRequest": {"uid": 1, "namespace": 2, "name": 3, "job_id": 4, "cause": 5},
+    "ReleaseUnboundReply": {},
+    "QueryRequest": {"name": 1, "args": 2},
+    "QueryReply": {"answer": 1},
+}  # fmt: skip
+
+
+def test_no_field_of_a_released_message_changes_its_number():
+    found = {
+        name: {field.name: field.number for field in message.fields}
+        for name, message in pb.DESCRIPTOR.message_types_by_name.items()
+    }
+    assert found == FIELDS
+    service = pb.DESCRIPTOR.services_by_name["Bridge"]
+    assert service.full_name == "slurmbridge.link.v1.Bridge"
+    assert [method.name for method in service.methods] == [
+        "Watch",
+        "Claim",
+        "ReleaseUnbound",
+        "Query",
+    ]
