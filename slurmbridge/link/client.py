@@ -136,6 +136,7 @@ class LinkClient:
         self._policy: Policy | None = None
         self._meter: AgeMeter | None = None
         self._leader: _Leader | None = None
+        self._silent: Endpoint | None = None
         self._running: asyncio.Task[Any] | None = None
         self._is_closed = False
         self.stats = LinkStats()
@@ -278,13 +279,18 @@ class LinkClient:
             await asyncio.wait([task])
 
     async def _endpoints(self) -> list[Endpoint]:
-        """All places of a round, beginning at a random one so that clients spread."""
+        """All places of a round.
+
+        A random one comes first so that clients spread, the one that fell silent last: a stopped
+        host takes long to be found dead again.
+        """
         found = await asyncio.gather(
             *(resolve(address, self._server_name) for address in self._addresses)
         )
         endpoints = list(dict.fromkeys(endpoint for group in found for endpoint in group))
         start = int(self._rng() * len(endpoints))
-        return endpoints[start:] + endpoints[:start]
+        endpoints = endpoints[start:] + endpoints[:start]
+        return sorted(endpoints, key=lambda endpoint: endpoint == self._silent)
 
     async def _follow(self, endpoint: Endpoint) -> _Lost:
         """Watch an endpoint, then where it points, as long as that leads somewhere."""
@@ -323,6 +329,7 @@ class LinkClient:
             why = str(error_of("Watch", error))
         except TimeoutError:
             self.stats.silences += 1
+            self._silent = endpoint
             why = f"{endpoint.address}: silent for {SILENCE_S:g} s"
         except PeerProtocolError as error:
             self.stats.protocol_errors += 1
