@@ -54,6 +54,7 @@ class SlurmNode(msgspec.Struct, frozen=True):
     """One node of `scontrol show node -d`.
 
     gpus_used is None when Slurm did not say (no GresUsed): unknown, never free.
+    fault: what of its GRES could not be read ("" when all could); its GPUs are unknown then.
     cpus_total leaves out specialised cores where Slurm reports CPUEfctv.
     """
 
@@ -70,6 +71,7 @@ class SlurmNode(msgspec.Struct, frozen=True):
     address: str = ""
     hostname: str = ""
     boot_time: float | None = None
+    fault: str = ""
 
     @property
     def gpu_total(self) -> int:
@@ -120,6 +122,8 @@ class SlurmJob(msgspec.Struct, frozen=True):
     many GPUs (unknown: every GPU of its nodes that nobody else owns counts as held).
     planned_nodes and start: of a pending job, what backfill has promised.
     gpus_wanted: GPUs per the request of a pending job, over all nodes; None when not known.
+    tasks: how many jobs the record stands for: 1, or the waiting tasks of an array that slurmctld
+    keeps as one record (each of them wants gpus_wanted).
     """
 
     id: int
@@ -144,10 +148,14 @@ class SlurmJob(msgspec.Struct, frozen=True):
     priority: int = 0
     preempted_at: float | None = None
     user: str = ""
+    tasks: int = 1
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """One reservation. end None: no end. flags upper case as scontrol prints them."""
+    """One reservation. end None: no end. flags upper case as scontrol prints them.
+
+    users, accounts, groups: who may use it; a name with "-" before it may not.
+    """
 
     name: str
     start: float
@@ -159,6 +167,7 @@ class Reservation(msgspec.Struct, frozen=True):
     tres: str = ""
     partition: str = ""
     state: str = ""
+    groups: tuple[str, ...] = ()
 
 
 class Partition(msgspec.Struct, frozen=True):
