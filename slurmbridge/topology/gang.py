@@ -1,0 +1,110 @@
+"""What is asked of the packing, and what it answers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from slurmbridge.pool.errors import ParseError
+
+_WISH_RE = re.compile(r"(required|preferred):([A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)")
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """How close a gang must stand. level: a level's name; "" with mode none.
+
+    required: in one domain of that level or a lower one, or not at all. preferred: the same, until
+    its time limit is over. none: in the lowest domain that holds it, whatever its level.
+    """
+
+    mode: Literal["required", "preferred", "none"] = "none"
+    level: str = ""
+
+
+def parse_topology_wish(text: str) -> Wish:
+    """Read the topology annotation: `required:rack`, `preferred:zone` or `none`.
+
+    Raises:
+        ParseError: any other form.
+
+    """
+    stripped = text.strip()
+    if stripped == "none":
+        return Wish()
+    match = _WISH_RE.fullmatch(stripped)
+    if match is None:
+        raise ParseError(text, "expected none, required:LEVEL or preferred:LEVEL")
+    mode: Literal["required", "preferred"] = "required" if match[1] == "required" else "preferred"
+    return Wish(mode, match[2])
+
+
+class Gang(msgspec.Struct, frozen=True):
+    """Pods that start together.
+
+    gpus: GPUs of each pod, >= 1, by rank. Pods without GPUs are not part of it: they need no place
+    in the pool.
+    segment: so many pods, neighbours by rank, share a domain of `segment_level` (as Slurm's
+    `--segment` for blocks); 0: no such wish. A gang larger than a segment must be a whole number of
+    them. segment_level "": the closest level above the node.
+    """
+
+    gpus: tuple[int, ...]
+    segment: int = 0
+    segment_level: str = ""
+
+
+class Short(msgspec.Struct, frozen=True):
+    """Why no domain of a level holds the gang.
+
+    domain: the one that comes closest; it has room for all but `pods` pods of `gpus` GPUs each (in
+    a gang of mixed sizes: of at least so many, and at least so many pods).
+    """
+
+    level: str
+    domain: str
+    pods: int
+    gpus: int
+
+    def __str__(self) -> str:
+        """`no rack holds it: r7 comes closest and lacks room for 2 pods of 8 GPUs`."""
+        room = f"{self.pods} {'pod' if self.pods == 1 else 'pods'} of {self.gpus} GPUs"
+        return f"no {self.level} holds it: {self.domain} comes closest and lacks room for {room}"
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """Where a gang goes.
+
+    rows: row of each pod, by rank. level, domain: the lowest that holds the gang.
+    spread: level -> how many of its domains are used, for the levels below `level`, top first.
+    shorts: why it is not lower, closest level first.
+    exact: whether the spread is proven to be the least (see `pack`).
+    """
+
+    rows: tuple[int, ...]
+    level: str
+    domain: str
+    spread: Mapping[str, int]
+    shorts: tuple[Short, ...] = ()
+    exact: bool = True
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why a gang has no place now.
+
+    reason: `room` (it may have one later), or `level`, `segment`, `gang` (it never will as it is
+    asked for). level: the level that was short, "" without one. shorts: all levels that were looked
+    at, closest first.
+    """
+
+    reason: Literal["room", "level", "segment", "gang"]
+    text: str
+    level: str = ""
+    shorts: tuple[Short, ...] = ()
+
+    @property
+    def short_by(self) -> int:
+        """Pods that the best domain of the widest level allowed has no room for; 0: not known."""
+        return self.shorts[-1].pods if self.shorts else 0

@@ -1,0 +1,159 @@
+"""Exhaustive packing: tries every set of nodes. Shares no code with the product.
+
+A tree here is one tuple of domain names per node, closest first, all of the same length.
+"""
+
+import random
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Case(NamedTuple):
+    """One question: where nodes stand, what is free, what is asked."""
+
+    paths: list[tuple[str, ...]]
+    free: list[int]
+    gpus: tuple[int, ...]
+    segment: int = 0
+    segment_height: int = 1
+
+    @property
+    def names(self):
+        return [f"n{i:02}" for i in range(len(self.paths))]
+
+
+def random_case(seed: int) -> Case:
+    """Up to 12 nodes and 3 levels above them, uneven, with loaded nodes, all kinds of gangs."""
+    rng = random.Random(seed)
+    count = min(12, rng.randint(1, 16))
+    depth = rng.randint(1, 3)
+    nested = [0] * count
+    columns = []
+    for height in range(depth):
+        groups = max(nested) + 1
+        wanted = rng.randint(1, max(1, groups if columns else count))
+        if height == depth - 1 and rng.random() < 0.8:
+            wanted = 1
+        lump = [rng.randrange(wanted) for _ in range(max(count, groups))]
+        nested = [lump[g] for g in (nested if columns else range(count))]
+        columns.append([f"d{g}" for g in nested])
+    biggest = rng.choice([1, 2, 4, 8])
+    free = [rng.choice([0, biggest, biggest, rng.randint(0, biggest)]) for _ in range(count)]
+    if rng.random() < 0.6:
+        size = rng.randint(1, biggest)
+        room = sum(f // size for f in free)
+        gpus = (size,) * rng.randint(1, max(1, min(24, room + 1)))
+    else:
+        sizes = sorted({rng.randint(1, biggest) for _ in range(rng.randint(2, 3))})
+        gpus = tuple(rng.choice(sizes) for _ in range(rng.randint(2, 8)))
+    segment, height = 0, rng.randint(0, depth)
+    if rng.random() < 0.4:
+        divisors = [d for d in range(1, len(gpus) + 1) if len(gpus) % d == 0]
+        segment = rng.choice(divisors)
+    paths = list(zip(*columns, strict=True))
+    return Case(paths, free, gpus, segment, height)
+
+
+def best(case: Case) -> tuple[int, ...] | None:
+    """(height, domains used of each level from the top down to the nodes), least; None: no way.
+
+    Over every set of nodes: the height of the lowest domain around it, what it uses, and whether
+    the gang fits on it.
+    """
+    return min((key for key, _ in _feasible(case)), default=None)
+
+
+def best_fit(case: Case) -> tuple[int, ...] | None:
+    """The same, then the free GPUs of the domain and of all that is used below it, least."""
+    return min((key + fit for key, fit in _feasible(case)), default=None)
+
+
+def _feasible(case: Case):
+    """Keys of the sets that hold the gang, at least all that are least by height and spread."""
+    count = len(case.paths)
+    sets = (np.arange(1, 1 << count)[:, None] >> np.arange(count)) & 1
+    sets = sets[(sets * (np.array(case.free) > 0)).sum(axis=1) == sets.sum(axis=1)]
+    free = np.array(case.free)
+    sets = sets[sets @ free >= sum(case.gpus)]
+    sets = sets[sets.sum(axis=1) <= len(case.gpus)]
+    levels = [[f"n{i}" for i in range(count)], *map(list, zip(*case.paths, strict=True))]
+    used, spoiled = [], []
+    for level in levels:
+        touched = np.zeros(len(sets), np.int64)
+        value = np.zeros(len(sets), np.int64)
+        for domain in set(level):
+            inside = np.array([d == domain for d in level])
+            hit = (sets @ inside.astype(int)) > 0
+            touched += hit
+            value += hit * int(free[inside].sum())
+        used.append(touched)
+        spoiled.append(value)
+    found = []
+    for number, line in enumerate(sets):
+        height = next((h for h in range(len(levels)) if used[h][number] == 1), None)
+        if height is None:
+            continue
+        key = (height, *(int(used[h][number]) for h in range(height - 1, -1, -1)))
+        fit = tuple(int(spoiled[h][number]) for h in range(height, -1, -1))
+        found.append((key, fit, line))
+    found.sort(key=lambda item: item[:2])
+    least = None
+    for key, fit, line in found:
+        if least is not None and key > least:
+            return
+        if _fits(case, np.flatnonzero(line).tolist()):
+            least = key
+            yield key, fit
+
+
+def _fits(case: Case, nodes: list[int]) -> bool:
+    """Whether the gang fits on these nodes, by trying every way."""
+    gpus = case.gpus
+    segment = case.segment if 0 < case.segment < len(gpus) else len(gpus)
+    pieces = [tuple(sorted(gpus[i : i + segment])) for i in range(0, len(gpus), segment)]
+    if not case.segment:
+        return _pods_fit(tuple(sorted(gpus)), tuple(sorted(case.free[n] for n in nodes)))
+    height = case.segment_height
+    groups: dict[str, list[int]] = {}
+    for n in nodes:
+        name = f"n{n}" if height == 0 else case.paths[n][height - 1]
+        groups.setdefault(name, []).append(case.free[n])
+    frees = [tuple(sorted(g)) for g in groups.values()]
+    return _pieces_fit(tuple(sorted(pieces)), tuple(frees))
+
+
+@cache
+def _pieces_fit(pieces, groups) -> bool:
+    """Each piece in one group; a group holds the pods of all its pieces."""
+    if not groups:
+        return not pieces
+    kinds = sorted(set(pieces))
+    counts = [pieces.count(k) for k in kinds]
+    for taken in np.ndindex(*(c + 1 for c in counts)):
+        pods = tuple(sorted(p for k, t in zip(kinds, taken, strict=True) for p in k * t))
+        if not _pods_fit(pods, groups[0]):
+            continue
+        rest = tuple(k for k, c, t in zip(kinds, counts, taken, strict=True) for _ in range(c - t))
+        if _pieces_fit(rest, groups[1:]):
+            return True
+    return False
+
+
+@cache
+def _pods_fit(pods, free) -> bool:
+    """Bin packing by trying every node for the largest pod."""
+    if not pods:
+        return True
+    if sum(pods) > sum(free):
+        return False
+    largest = pods[-1]
+    for space in set(free):
+        if space >= largest:
+            left = list(free)
+            left.remove(space)
+            left.append(space - largest)
+            if _pods_fit(pods[:-1], tuple(sorted(left))):
+                return True
+    return False
