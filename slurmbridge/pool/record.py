@@ -174,7 +174,7 @@ class Partition(msgspec.Struct, frozen=True):
     """One partition. max_time_min None: unlimited.
 
     preempt_mode: what may be done to its jobs when others preempt them (OFF: nothing).
-    exclusive: whole nodes only (OverSubscribe=EXCLUSIVE), or one user a node (ExclusiveUser).
+    exclusive: whole nodes only (OverSubscribe=EXCLUSIVE).
     billing_weights: TRESBillingWeights as text, "" when Slurm has none, None when not known.
     """
 

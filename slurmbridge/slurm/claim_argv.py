@@ -1,0 +1,164 @@
+"""The command lines that make, end and change claims: pure, one function each.
+
+Every value goes into an argv element of its own as `--option=value`, and is checked before: names
+against `OPTION_RE`, numbers against their range. Nothing from a pod can become an option, a list,
+or a shell's business. Options are those of salloc, sbatch, scancel and scontrol 22.05 to 26.05.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from slurmbridge.pool.claim import TOP_PRIORITY, ClaimRequest, write_comment
+from slurmbridge.pool.errors import ParseError
+from slurmbridge.pool.policy import OPTION_RE
+
+PLACEHOLDER_SCRIPT: Final = "#!/bin/sh\nexec sleep 2147483647\n"
+"""What a placeholder runs. `exec`: scancel's SIGTERM ends it at once (35 ms on 22.05). A number
+rather than `infinity`, which not every sleep knows; Slurm's time limit ends it long before."""
+
+MAX_CPUS: Final = 65_536
+MAX_MEMORY_MIB: Final = 1 << 30
+MAX_MINUTES: Final = 527_040
+MAX_GPUS: Final = 1024
+_GRES_TYPE_RE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_GRANTED_RE: Final = re.compile(r"^salloc: Granted job allocation (\d{1,10})\b", re.MULTILINE)
+_SUBMITTED_RE: Final = re.compile(r"^(\d{1,10})(?:;\S+)?$", re.MULTILINE)
+
+
+def allocate_argv(request: ClaimRequest, comment: str = "") -> list[str]:
+    """An immediate claim: granted or refused at once, no process on the node.
+
+    Args:
+        request: whose claim, where, how much.
+        comment: instead of the comment that makes it the claim of `request.id`.
+
+    Raises:
+        ParseError: a value is not fit to be an option's value.
+
+    """
+    return ["salloc", "--no-shell", "--immediate", *_options(request, comment)]
+
+
+def placeholder_argv(request: ClaimRequest, comment: str = "") -> list[str]:
+    """A queued claim: a batch job that sleeps; `PLACEHOLDER_SCRIPT` goes to its stdin.
+
+    `--export=ALL` hands on the environment of sbatch as it is (ours is bare): NONE and NIL make
+    slurmd run the user's login shell on the node first.
+
+    Raises:
+        ParseError: a value is not fit to be an option's value.
+
+    """
+    return [
+        "sbatch",
+        "--parsable",
+        "--no-requeue",
+        "--export=ALL",
+        "--input=/dev/null",
+        "--output=/dev/null",
+        "--error=/dev/null",
+        *_options(request, comment),
+    ]
+
+
+def cancel_argv(job_name: str, owner_uid: int, job_ids: Sequence[int]) -> list[str]:
+    """End claims by id; a job of another name or user under one of the ids is left alone.
+
+    Raises:
+        ParseError: the name is not fit to be an option's value.
+
+    """
+    name = _name("job name", job_name)
+    ids = [str(job_id) for job_id in job_ids]
+    return ["scancel", f"--name={name}", f"--user={owner_uid}", *ids]
+
+
+def limit_argv(job_id: int, minutes: int) -> list[str]:
+    """Set the time limit of a job, counted from its start; longer needs root or SlurmUser.
+
+    TimeLimit and not EndTime: on 22.05 an EndTime after an unlimited TimeLimit leaves a limit of
+    eight thousand years in the record.
+
+    Raises:
+        ParseError: minutes out of range.
+
+    """
+    limit = _number("minutes", minutes, 1, MAX_MINUTES)
+    return ["scontrol", "update", f"JobId={job_id}", f"TimeLimit={limit}"]
+
+
+def comment_argv(job_id: int, comment: str) -> list[str]:
+    """Give a job another comment (`write_comment`): a filler becomes a claim."""
+    return ["scontrol", "update", f"JobId={job_id}", f"Comment={comment}"]
+
+
+def granted_id(stderr: str) -> int | None:
+    """The job id in salloc's stderr, None when it does not name one."""
+    match = _GRANTED_RE.search(stderr)
+    return None if match is None else int(match[1])
+
+
+def submitted_id(stdout: str) -> int | None:
+    """The job id in the stdout of `sbatch --parsable` (`123` or `123;cluster`), else None."""
+    match = _SUBMITTED_RE.search(stdout)
+    return None if match is None else int(match[1])
+
+
+def _options(request: ClaimRequest, comment: str) -> list[str]:
+    ask = request.ask
+    gpus = _number("gpus", ask.gpu.count, 1, MAX_GPUS)
+    # Zero CPUs: Slurm's least is 1. Zero memory: `--mem=0` would be *all* of the node's, and no
+    # --mem at all may be (DefMemPerNode), so the least that can be asked.
+    cpus = _number("cpus", max(1, ask.cpus), 1, MAX_CPUS)
+    memory = _number("memory", max(1, ask.memory_mib), 1, MAX_MEMORY_MIB)
+    options = [
+        f"--job-name={_name('job name', request.id.job_name)}",
+        f"--comment={comment or write_comment(request.id, request.ref)}",
+        f"--nodelist={_name('node', request.slurm_node)}",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--cpus-per-task={cpus}",
+        f"--mem={memory}M",
+        f"--gres=gpu:{_gres_type(ask.gpu.type)}{gpus}",
+        # The kubelet picks the pod's cores: that cores near a GPU are taken must refuse nothing.
+        "--gres-flags=disable-binding",
+        f"--time={_number('minutes', ask.minutes, 1, MAX_MINUTES)}",
+        f"--priority={TOP_PRIORITY}",
+        "--chdir=/",
+    ]
+    options += [
+        f"--{option}={_name(option, value)}"
+        for option, value in (
+            ("partition", ask.partition),
+            ("account", ask.account),
+            ("qos", ask.qos),
+            ("reservation", ask.reservation),
+        )
+        if value
+    ]
+    if ask.exclusive_user:
+        options.append("--exclusive=user")
+    return options
+
+
+def _gres_type(text: str) -> str:
+    if not text:
+        return ""
+    if not _GRES_TYPE_RE.fullmatch(text):
+        raise ParseError(text, "GPU type is not a Slurm GRES type")
+    return f"{text}:"
+
+
+def _name(what: str, value: str) -> str:
+    if not OPTION_RE.fullmatch(value):
+        raise ParseError(value, f"{what} is not a Slurm name")
+    return value
+
+
+def _number(what: str, value: int, low: int, high: int) -> int:
+    if not low <= value <= high:
+        raise ParseError(str(value), f"{what} must be from {low} to {high}")
+    return value
