@@ -68,6 +68,8 @@ class Bridge:
 
     async def _claim(self, ask, deadline_s):
         self.claims.append((ask, deadline_s))
+        if ask.name == "slow":
+            await asyncio.sleep(30)
         if self.on_claim is not None:
             return await self.on_claim(ask)
         return self.grant
