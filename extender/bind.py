@@ -29,9 +29,11 @@ _log = get_logger(__name__)
 
 CLAIM_S: Final = 2.5
 """Longest wait for a claim: slurmctld grants in some 5 ms, and in a second when it is busy."""
-BINDING_S: Final = 1.0
-"""Longest wait for one try of the Binding. There are two: all of it fits into the 5 s that
+BINDING_S: Final = 2.4
+"""Longest wait for the Binding, tries and looks together. With the claim it fits into the 5 s that
 kube-scheduler waits by default."""
+LEAST_TRY_S: Final = 0.2
+LOOK_S: Final = 1.0
 RELEASE_S: Final = 2.0
 MAX_BOUND: Final = 8192
 """Pods remembered as bound, so that a repeated call costs nothing."""
@@ -52,7 +54,8 @@ class PostBinding(Protocol):
     """Posts a Binding whose annotations land on the pod in the same write.
 
     Returns when the pod is bound to this node, by this call or an earlier one. Raises
-    `PeerRejected` when it is not and will not be, `PeerUnavailable` when nobody knows.
+    `PeerRejected` when it is not and will not be, `PeerUnavailable` when nobody knows. deadline_s
+    holds for posting, and once more for looking at what came of it.
     """
 
     async def __call__(
@@ -130,7 +133,7 @@ class Binder:
         if in_pool and not self._inflight.is_plain(bind.uid):
             work = self._carry_out(bind, term, cause)
         else:
-            work = self._post_twice(bind, None, cause)
+            work = self._post_binding(bind, None, cause)
         task = asyncio.create_task(work)
         self._running[bind.uid] = (bind.node, task)
         task.add_done_callback(lambda _: self._running.pop(bind.uid, None))
@@ -155,7 +158,7 @@ class Binder:
         except PeerRejected as error:
             inflight.end(uid)
             if error.reason == "request" and await self._is_plain(bind):
-                return await self._post_twice(bind, None, cause)
+                return await self._post_binding(bind, None, cause)
             _log.info("claim refused", node=bind.node, reason=error.reason, error=error.text)
             return Outcome(_cut(f"slurmbridge: claim refused: {error.text}"), "refused")
         except PeerUnavailable as error:
@@ -166,9 +169,9 @@ class Binder:
             inflight.keep(uid, self._later(LINGER_S))
             raise
         inflight.grant(
-            uid, grant.job_id, grant.gpus, grant.generation, self._later(2 * BINDING_S + LINGER_S)
+            uid, grant.job_id, grant.gpus, grant.generation, self._later(BINDING_S + LINGER_S)
         )
-        return await self._post_twice(bind, grant, cause)
+        return await self._post_binding(bind, grant, cause)
 
     async def _is_plain(self, bind: Bind) -> bool:
         """Whether the pod asks for no pool GPU.
@@ -177,18 +180,19 @@ class Binder:
         may have filtered this one.
         """
         try:
-            return not await self._asks_for_gpus(bind, BINDING_S)
+            return not await self._asks_for_gpus(bind, LOOK_S)
         except SlurmBridgeError as error:
             _log.warning("pod not readable", error=str(error))
             return False
 
-    async def _post_twice(self, bind: Bind, grant: ClaimGrant | None, cause: str) -> Outcome:
+    async def _post_binding(self, bind: Bind, grant: ClaimGrant | None, cause: str) -> Outcome:
         annotations: dict[str, str] = {}
         if grant is not None:
             annotations = {keys.CLAIM: f"{grant.job_id}/{bind.uid}", keys.GPUS: grant.gpus}
-        for is_last in (False, True):
+        end = self._later(BINDING_S)
+        for tries_left in (1, 0):
             try:
-                await self._post(bind, annotations, BINDING_S)
+                await self._post(bind, annotations, (end - self._clock.monotonic()) / 2)
             except PeerRejected as error:
                 self._inflight.end(bind.uid)
                 if grant is not None:
@@ -196,7 +200,7 @@ class Binder:
                 _log.warning("binding refused", node=bind.node, error=str(error))
                 return Outcome(_cut(f"slurmbridge: binding refused: {error.text}"), "not_bound")
             except PeerUnavailable as error:
-                if is_last:
+                if not tries_left or end - self._clock.monotonic() < 2 * LEAST_TRY_S:
                     _log.warning("binding not known", node=bind.node, error=str(error))
                     return Outcome(
                         "slurmbridge: no answer from kube-apiserver, trying again", "unknown"

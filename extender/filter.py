@@ -22,6 +22,7 @@ import numpy as np
 
 from slurmbridge.pool import keys
 from slurmbridge.pool.claim import Ask
+from slurmbridge.pool.index import Ints
 from slurmbridge.pool.policy import Policy, Refusal, resolve
 from slurmbridge.pool.record import PodRecord
 from slurmbridge.pool.verdict import PASSES, REASONS, TEXTS, Reason, ViewIndex, judge, rank, score
@@ -68,6 +69,7 @@ class Situation(msgspec.Struct, frozen=True, eq=False):
     now: Unix seconds by the clock of the bridge, so that plans are not moved by a clock of ours.
     known: names that are or were nodes of the pool.
     pinned: node where this process has got a claim for the pod, "" for none.
+    topology: int32[N] for `rank`, how little a pod breaks above its node; None: not known.
     """
 
     index: ViewIndex | None
@@ -76,6 +78,7 @@ class Situation(msgspec.Struct, frozen=True, eq=False):
     now: float
     known: Container[str]
     pinned: str = ""
+    topology: Ints | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -148,7 +151,15 @@ def choose(pod: PodRecord, names: Sequence[str], there: Situation) -> Answer:
         texts = map(TEXTS.__getitem__, codes.tolist())
         return Answer(refused=dict(zip(names, texts, strict=True)), reasons=reasons)
     if len(fits) > policy.candidates:
-        ranks = rank(ask, pod.uid, index, rows[fits], there.now, horizon_minutes=horizon)
+        ranks = rank(
+            ask,
+            pod.uid,
+            index,
+            rows[fits],
+            there.now,
+            horizon_minutes=horizon,
+            topology=there.topology,
+        )
         fits = fits[np.argpartition(-ranks, policy.candidates)[: policy.candidates]]
     passed = np.sort(np.concatenate((ours[fits], others)))
     return Answer(passed=passed.tolist(), reasons=reasons)
@@ -176,7 +187,15 @@ def grade(pod: PodRecord, names: Sequence[str], there: Situation) -> list[int]:
     horizon = policy.plan_horizon_minutes
     codes = judge(ask, pod.uid, index, rows[ours], there.now, horizon_minutes=horizon)
     fits = ours[codes == PASSES]
-    found = score(ask, pod.uid, index, rows[fits], there.now, horizon_minutes=horizon)
+    found = score(
+        ask,
+        pod.uid,
+        index,
+        rows[fits],
+        there.now,
+        horizon_minutes=horizon,
+        topology=there.topology,
+    )
     for position, value in zip(fits.tolist(), found.tolist(), strict=True):
         scores[position] = value
     return scores
