@@ -13,10 +13,10 @@ RUN python -m pip wheel --no-cache-dir --constraint constraints.txt --wheel-dir 
 
 FROM python:${PYTHON}-slim-${SUITE}
 ARG UID=64030
-# slurm-client: salloc, sbatch, scancel, scontrol, squeue. libmunge comes with it; munged runs
-# beside the container and is reached by its socket.
+# slurm-client: salloc, sbatch, scancel, scontrol, squeue. munge: the sidecar of the bridge pod
+# (manifests/base/bridge.yaml), which proves to slurmctld who asks.
 RUN apt-get update \
- && apt-get install -y --no-install-recommends slurm-client \
+ && apt-get install -y --no-install-recommends slurm-client munge \
  && rm -rf /var/lib/apt/lists/* /etc/munge \
  && (id slurm >/dev/null 2>&1 || useradd --system --uid ${UID} --no-create-home --shell /usr/sbin/nologin slurm)
 COPY --from=wheel /wheels /wheels

@@ -319,3 +319,15 @@ def _check_sense(config: Config) -> list[Problem]:
 def changed_sections(old: Config, new: Config) -> list[str]:
     """Names of the sections that differ and that only a restart puts in force."""
     return [s for s in NEEDS_RESTART if getattr(old, s) != getattr(new, s)]
+
+
+def check_reload(old: Config, new: Config) -> None:
+    """Refuse what would tear running claims from their pods.
+
+    Raises:
+        ConfigError: the cluster id differs: it is in the name of every claim.
+
+    """
+    if new.policy.cluster != old.policy.cluster:
+        text = "cannot change while pods run: it is in the name of every claim"
+        raise ConfigError([Problem("$.policy.cluster", text)])

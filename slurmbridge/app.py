@@ -1,0 +1,435 @@
+"""The bridge as a process: wires the adapters to the core.
+
+One replica leads (Lease); the others keep the link open, to say who leads. The leader runs the
+poller of slurmctld, two reflectors (pods, nodes), a ticker, and one loop that feeds all events to
+the machine and publishes the view. Losing the Lease ends the process: to start anew is the surest
+way to forget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random  # noqa: TID251 - jitter of the adapters; passed in from here
+import signal
+import socket
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from slurmbridge.admin import AdminServer, Checks
+from slurmbridge.carry import Carrier
+from slurmbridge.clock import Clock, SystemClock
+from slurmbridge.config import Config, changed_sections, check_reload, load
+from slurmbridge.core import action as act
+from slurmbridge.core import event as ev
+from slurmbridge.core import explain
+from slurmbridge.core.machine import Machine
+from slurmbridge.kube.access import Access
+from slurmbridge.kube.events import EventWriter
+from slurmbridge.kube.lease import Elector
+from slurmbridge.kube.reflector import Added, Change, Deleted, Listed, Modified, Reflector
+from slurmbridge.kube.session import KubeSession
+from slurmbridge.link.message import ClaimAsk, ClaimGrant, ReleaseAsk
+from slurmbridge.link.server import LinkServer
+from slurmbridge.link.tls import Tls
+from slurmbridge.log import get_logger
+from slurmbridge.metrics import Metrics, PoolCollector
+from slurmbridge.pool.errors import (
+    ConfigError,
+    PeerError,
+    PeerRejected,
+    PeerTimeout,
+    PeerUnavailable,
+)
+from slurmbridge.pool.podspec import read_node, read_pod
+from slurmbridge.pool.raw import RawNode, RawPod
+from slurmbridge.pool.record import KubeNode, PodRecord
+from slurmbridge.slurm.claims import SlurmClaims
+from slurmbridge.slurm.command import SlurmCommand
+from slurmbridge.slurm.reader import Poller, SlurmReader
+
+_log = get_logger(__name__)
+
+TICK_S: Final = 0.5
+RELOAD_S: Final = 5.0
+MOST_EVENTS: Final = 200_000
+BATCH: Final = 500
+"""Events that are handled before the view is published and other tasks get a turn."""
+STUCK_S: Final = 30.0
+"""The loop has not turned for so long: the kubelet should restart us."""
+SERVICE_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+class Bridge:
+    """One process of the bridge.
+
+    Args:
+        config: the configuration.
+        path: its file, looked at every few seconds; "" for none.
+        clock: the clock.
+
+    """
+
+    def __init__(self, config: Config, path: str, clock: Clock) -> None:
+        self._config = config
+        self._path = path
+        self._clock = clock
+        self._registry = CollectorRegistry()
+        self.metrics = Metrics(self._registry)
+        self._events: asyncio.Queue[ev.Event] = asyncio.Queue(MOST_EVENTS)
+        self._machine: Machine | None = None
+        self._waiting: dict[int, asyncio.Future[tuple[act.Reply, int]]] = {}
+        self._next_op = 0
+        self._turned = clock.monotonic()
+        self._link: LinkServer | None = None
+        self._registry.register(PoolCollector(lambda: self._machine, self._events.qsize))
+
+    async def run(self) -> None:
+        """Run until SIGTERM or SIGINT, or until the Lease is lost.
+
+        Raises:
+            ConfigError: what only the start can find out.
+
+        """
+        config = self._config
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(name, stop.set)
+        tls = config.link.tls
+        self._link = LinkServer(
+            config.link.listen,
+            on_claim=self._on_claim,
+            on_release_unbound=self._on_release,
+            queries=self._on_query,
+            clock=self._clock,
+            tls=None if tls is None else Tls(cert=tls.cert, key=tls.key, ca=tls.client_ca),
+            insecure=config.link.insecure,
+        )
+        admin = AdminServer(
+            live=self._live, ready=self._ready, snapshot=self._snapshot, registry=self._registry
+        )
+        host, _, port = config.admin.listen.rpartition(":")
+        access = (
+            Access.from_kubeconfig(config.kube.kubeconfig, self._clock)
+            if config.kube.kubeconfig
+            else Access.in_cluster(self._clock)
+        )
+        async with KubeSession(access) as session:
+            await self._link.start()
+            await admin.start(host.strip("[]"), int(port))
+            elector = Elector(
+                session,
+                namespace=config.kube.lease.namespace or _own_namespace(),
+                name=config.kube.lease.name,
+                identity=self._identity(),
+                clock=self._clock,
+                uniform=random.random,
+                duration_s=config.kube.lease.duration_s,
+                renew_s=config.kube.lease.renew_s,
+            )
+            work = asyncio.create_task(
+                elector.run(lambda: self._lead(session), on_change=self._on_leader)
+            )
+            stopped = asyncio.create_task(stop.wait())
+            try:
+                await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                if not work.done():
+                    work.cancel()
+                await asyncio.gather(work, return_exceptions=not work.done())
+            finally:
+                stopped.cancel()
+                await self._link.stop()
+                await admin.stop()
+
+    def _identity(self) -> str:
+        """Who we are in the Lease, with the address that clients are to use."""
+        if self._config.link.advertise:
+            address = self._config.link.advertise
+        else:
+            port = self._link.address.rpartition(":")[2] if self._link is not None else ""
+            host = self._config.link.listen.rpartition(":")[0]
+            ip = os.environ.get("POD_IP", "")
+            address = f"{ip or host or '127.0.0.1'}:{port}"
+        return f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}@{address}"
+
+    def _on_leader(self, holder: str) -> None:
+        """Someone (perhaps nobody) holds the Lease now."""
+        if self._link is not None and self._machine is None:
+            self._link.set_leader(False, holder.partition("@")[2])
+
+    async def _lead(self, session: KubeSession) -> None:
+        """Lead until cancelled."""
+        config = self._config
+        machine = Machine(config.settings(), term=uuid.uuid4().hex[:12])
+        command = SlurmCommand(
+            config.slurm.conf, config.slurm.commands, concurrency=config.slurm.concurrency
+        )
+        reader = SlurmReader(command, clock=self._clock, timeout_s=config.slurm.poll.timeout_s)
+        events = EventWriter(session, clock=self._clock)
+        claims = SlurmClaims(command, reader, machine.state.settings.owner_uid, clock=self._clock)
+        carrier = Carrier(
+            claims,
+            reader,
+            session,
+            events,
+            self._emit,
+            self._clock,
+            self.metrics,
+            lambda: dict(machine.state.settings.policy.resources),
+            config.slurm.claim_timeout_s,
+        )
+        poller = Poller(
+            reader,
+            budget=config.slurm.poll.budget,
+            min_s=config.slurm.poll.min_s,
+            max_s=config.slurm.poll.max_s,
+            clock=self._clock,
+            uniform=random.random,
+        )
+        self._machine = machine
+        assert self._link is not None  # noqa: S101 - set before the election begins
+        self._link.set_leader(True, term=machine.state.term)
+        _log.info("leading", term=machine.state.term, cluster=config.policy.cluster)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._handle_events(machine, carrier))
+                group.create_task(poller.run(self._on_snapshot, self._on_poll_error))
+                group.create_task(self._reflect_pods(session, machine))
+                group.create_task(self._reflect_nodes(session, machine))
+                group.create_task(events.run())
+                group.create_task(self._tick())
+                group.create_task(self._watch_config(machine))
+        finally:
+            self._machine = None
+            self._link.set_leader(False)
+            await carrier.stop()
+            command.close()
+            _log.info("not leading any more", term=machine.state.term)
+
+    # What comes in.
+
+    def _emit(self, event: ev.Event) -> None:
+        """Queue an event. The bound is far beyond any healthy backlog: reaching it is a bug."""
+        self._events.put_nowait(event)
+
+    async def _on_snapshot(self, snapshot: Any, interval_s: float, wall_s: float) -> None:
+        self.metrics.polls.labels("ok").inc()
+        self.metrics.poll_cost.observe(snapshot.cost_s)
+        self.metrics.poll_wall.observe(wall_s)
+        self._emit(ev.Polled(snapshot, interval_s))
+
+    async def _on_poll_error(self, error: PeerError) -> None:
+        self.metrics.polls.labels("failed").inc()
+        _log.warning("slurmctld not read", error=str(error))
+        self._emit(ev.PollFailed(error.text))
+
+    async def _reflect_pods(self, session: KubeSession, machine: Machine) -> None:
+        decoder = msgspec.json.Decoder(RawPod)
+
+        def decode(raw: bytes) -> PodRecord:
+            return read_pod(decoder.decode(raw), machine.state.settings.policy.resources)
+
+        async def take(change: Change[PodRecord]) -> None:
+            match change:
+                case Listed(items=items):
+                    self._emit(ev.PodsListed(items))
+                case Added(item=item) | Modified(item=item):
+                    self._emit(ev.PodChanged(item))
+                case Deleted(item=item):
+                    self._emit(ev.PodGone(item))
+
+        await self._reflector(session, "/api/v1/pods", decode).run(take)
+
+    async def _reflect_nodes(self, session: KubeSession, machine: Machine) -> None:
+        decoder = msgspec.json.Decoder(RawNode)
+
+        def decode(raw: bytes) -> KubeNode:
+            return read_node(decoder.decode(raw), machine.state.settings.policy.resources.keys())
+
+        async def take(change: Change[KubeNode]) -> None:
+            match change:
+                case Listed(items=items):
+                    self._emit(ev.NodesListed(items))
+                case Added(item=item) | Modified(item=item):
+                    self._emit(ev.NodeChanged(item))
+                case Deleted(item=item):
+                    self._emit(ev.NodeGone(item))
+
+        await self._reflector(session, "/api/v1/nodes", decode).run(take)
+
+    def _reflector(
+        self, session: KubeSession, path: str, decode: Callable[[bytes], Any]
+    ) -> Reflector[Any]:
+        return Reflector(
+            session,
+            path,
+            decode,
+            clock=self._clock,
+            uniform=random.random,
+            report=lambda error: _log.warning("watch failed", path=path, error=str(error)),
+        )
+
+    async def _tick(self) -> None:
+        while True:
+            await self._clock.sleep(TICK_S)
+            self._emit(ev.Ticked())
+
+    async def _handle_events(self, machine: Machine, carrier: Carrier) -> None:
+        """The one loop that feeds the machine."""
+        assert self._link is not None  # noqa: S101 - set before the election begins
+        while True:
+            event = await self._events.get()
+            fresh = False
+            for _ in range(BATCH):
+                fresh = fresh or isinstance(event, ev.Polled)
+                for action in machine.handle(event, self._clock.wall()):
+                    if isinstance(action, act.Reply):
+                        self._reply(action, machine.state.generation + 1)
+                    else:
+                        carrier.start(action)
+                if self._events.empty():
+                    break
+                event = self._events.get_nowait()
+            self._turned = self._clock.monotonic()
+            if machine.state.is_synced and (machine.view_is_due or fresh):
+                self._link.publish(machine.view(), machine.state.settings.policy)
+            await asyncio.sleep(0)
+
+    # What others ask.
+
+    async def _on_claim(self, ask: ClaimAsk, deadline_s: float) -> ClaimGrant:
+        machine = self._machine
+        if machine is None:
+            raise PeerUnavailable("bridge", "claim", "this replica does not lead")
+        began = self._clock.monotonic()
+        self._next_op += 1
+        op = self._next_op
+        future: asyncio.Future[tuple[act.Reply, int]] = asyncio.get_running_loop().create_future()
+        self._waiting[op] = future
+        asked = ev.ClaimAsked(op, ask.uid, ask.namespace, ask.name, ask.kube_node, ask.cause)
+        self._emit(asked)
+        try:
+            async with asyncio.timeout(deadline_s):
+                reply, generation = await future
+        except TimeoutError:
+            self.metrics.claims.labels("timeout").inc()
+            raise PeerTimeout("bridge", "claim", "no decision within the deadline") from None
+        finally:
+            self._waiting.pop(op, None)
+            self.metrics.claim_latency.observe(self._clock.monotonic() - began)
+        self.metrics.claims.labels(reply.reason or "granted").inc()
+        if reply.unavailable:
+            raise PeerUnavailable("bridge", "claim", reply.text)
+        if reply.reason:
+            raise PeerRejected("slurmctld", "claim", reply.text, reply.reason)
+        return ClaimGrant(reply.job_id, reply.gpus, generation)
+
+    def _reply(self, reply: act.Reply, generation: int) -> None:
+        """Answer an asker. generation: of the view that will show what was decided."""
+        future = self._waiting.get(reply.op)
+        if future is not None and not future.done():
+            future.set_result((reply, generation))
+
+    async def _on_release(self, ask: ReleaseAsk, deadline_s: float) -> None:
+        del deadline_s  # nothing here waits
+        self._emit(ev.UnboundReleased(ask.uid, ask.job_id))
+
+    async def _on_query(self, name: str, args: bytes, deadline_s: float) -> bytes:
+        del deadline_s  # nothing here waits
+        machine = self._machine
+        if machine is None:
+            raise PeerUnavailable("bridge", name, "this replica does not lead")
+        values: dict[str, str] = msgspec.json.decode(args or b"{}", type=dict[str, str])
+        answer: dict[str, Any] | None
+        match name:
+            case "status":
+                answer = explain.status(machine.state)
+            case "who":
+                answer = explain.who(machine.state, values.get("node", ""))
+            case "explain":
+                answer = explain.explain(
+                    machine.state, values.get("namespace", ""), values.get("name", "")
+                )
+            case "breaker":
+                word = values.get("answer", "")
+                if word in ("confirm", "dismiss"):
+                    self._emit(ev.BreakerAnswered(word == "confirm"))
+                    _log.warning("breaker answered", answer=word)
+                answer = explain.breaker(machine.state)
+            case _:
+                raise PeerRejected("bridge", name, f"no such question: {name}", "question")
+        if answer is None:
+            raise PeerRejected("bridge", name, "there is no such thing in the pool", "notfound")
+        return msgspec.json.encode(answer)
+
+    # Health.
+
+    def _live(self) -> Checks:
+        turned = self._clock.monotonic() - self._turned
+        stuck = self._machine is not None and turned > STUCK_S
+        return {"loop": f"has not turned for {turned:.0f} s" if stuck else ""}
+
+    def _ready(self) -> Checks:
+        """A follower is ready: it answers who leads."""
+        machine = self._machine
+        if machine is None:
+            return {"follower": ""}
+        return {"synced": "" if machine.state.is_synced else "still reading both sides"}
+
+    def _snapshot(self) -> bytes:
+        if self._machine is None:
+            return b'{"leader": false}'
+        return explain.dump(self._machine.state, list(self._machine.story))
+
+    async def _watch_config(self, machine: Machine) -> None:
+        """Take a changed file if it is good; keep the old one if not."""
+        if not self._path:
+            return
+        seen = _signature(self._path)
+        while True:
+            await self._clock.sleep(RELOAD_S)
+            now = _signature(self._path)
+            if now == seen:
+                continue
+            seen = now
+            try:
+                new = load(self._path)
+                check_reload(self._config, new)
+            except ConfigError as error:
+                self.metrics.reloads.labels("bad").inc()
+                for problem in error.problems:
+                    _log.error("configuration not taken", path=problem.path, text=problem.text)
+                continue
+            restart = changed_sections(self._config, new)
+            self._config = new
+            machine.reload(new.settings())
+            self._emit(ev.Ticked())
+            self.metrics.reloads.labels("ok").inc()
+            _log.info("configuration taken", needs_restart=restart)
+
+
+def _signature(path: str) -> tuple[object, ...]:
+    """Changes whenever the file may have: kubelet swaps a ConfigMap by a symlink."""
+    try:
+        stat = Path(path).stat()
+    except OSError as error:
+        return (error.errno,)
+    return (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+
+
+def _own_namespace() -> str:
+    try:
+        return SERVICE_NAMESPACE.read_text(encoding="utf-8").strip()
+    except OSError:
+        return "default"
+
+
+async def run(config: Config, path: str) -> None:
+    """Run the bridge until it is told to stop."""
+    await Bridge(config, path, SystemClock()).run()
