@@ -21,6 +21,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -162,6 +163,26 @@ class Keeper:
         return answer
 
 
+def fresh_folder(folder: Path | None, prefix: str) -> Path:
+    """The folder of a new cluster: `folder`, made if missing, or a temporary one.
+
+    Raises:
+        KeeperError: it is not empty, so it may be another cluster's, or not ours to remove.
+
+    """
+    if folder is None:
+        return Path(tempfile.mkdtemp(prefix=prefix))
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise KeeperError(f"not an empty folder: {folder}")
+    return folder.absolute()
+
+
+def keeps(told: bool) -> bool:
+    """Whether a cluster's folder outlives it."""
+    return told or bool(os.environ.get("SLURMBRIDGE_KEEP"))
+
+
 class _Processes:
     """What the keeper process keeps: one thread, no locks."""
 
@@ -229,14 +250,15 @@ class _Processes:
         self.ended.pop(name, None)
         return {"pid": process.pid}
 
-    def reap(self) -> None:
+    def reap(self) -> bool:
+        """Note which processes have ended; whether there are children left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return
+                return False
             if pid == 0:
-                return
+                return True
             name = self.running.pop(pid, None)
             if name is not None:
                 del self.by_name[name]
@@ -252,6 +274,10 @@ class _Processes:
                     continue
             time.sleep(0.005)
             self.reap()
+        # Nothing below us runs any more: leave no zombie to whoever inherits us either.
+        deadline = time.monotonic() + 5.0
+        while self.reap() and time.monotonic() < deadline:
+            time.sleep(0.002)
         for folder in self.folders:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -10,17 +10,20 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import secrets
 import signal
-import tempfile
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from tests.support import binaries, kube_objects
-from tests.support.keeper import Keeper
+from tests.support.keeper import Keeper, fresh_folder, keeps
 from tests.support.kube_api import KubeApi, KubeError, Object
+from tests.support.kube_objects import HOLLOW_READY
 from tests.support.kube_pki import Authority, Certificate
 from tests.support.ports import PortBlock, reserve
 
@@ -48,21 +51,23 @@ class KubeProblem(RuntimeError):
 class KubeCluster:
     """A running control plane between `start` and `stop` (or as a context manager).
 
-    folder: where it lives; None makes one under the temporary folder and removes it at the end.
+    folder: where it lives, missing or empty; None makes one under the temporary folder. It is
+    removed at the end unless `keep` (or SLURMBRIDGE_KEEP in the environment) says otherwise.
     api_args: more flags of kube-apiserver, e.g. `--feature-gates=...`.
     Attributes after start: `url`, `kubeconfig` (admin), `ca_crt`, `api` (a KubeApi as admin).
     """
 
     folder: Path | None = None
     api_args: tuple[str, ...] = ()
+    keep: bool = False
 
     def __post_init__(self) -> None:
         self._keeper: Keeper | None = None
         self._ports: PortBlock | None = None
         self._dir = Path()
-        self._temporary = self.folder is None
         self._token = secrets.token_hex(16)
         self._api: KubeApi | None = None
+        self._apis: list[KubeApi] = []
         self._certificate: Certificate | None = None
         self._schedulers: dict[str, int] = {}
 
@@ -77,10 +82,9 @@ class KubeCluster:
         """
         # First: it may have to be built.
         binaries.command("kube-apiserver")
-        self._dir = Path(self.folder or tempfile.mkdtemp(prefix="sb-kube-")).absolute()
-        self._dir.mkdir(parents=True, exist_ok=True)
+        self._dir = fresh_folder(self.folder, "sb-kube-")
         self._keeper = Keeper()
-        if self._temporary:
+        if not keeps(self.keep):
             self._keeper.remove_at_end(self._dir)
         try:
             self._ports = reserve(PORTS)
@@ -93,7 +97,9 @@ class KubeCluster:
         return self
 
     def stop(self) -> None:
-        """Kill everything and remove the folder if it was ours."""
+        """Kill everything and remove the folder (see `keep`)."""
+        for api in self._apis:
+            api.close()
         if self._keeper is not None:
             self._keeper.stop()
         if self._ports is not None:
@@ -147,7 +153,7 @@ class KubeCluster:
     def api_as(self, kubeconfig: Path) -> KubeApi:
         """Requests as the user of a kubeconfig of this cluster."""
         user = json.loads(kubeconfig.read_text())["users"][0]["user"]
-        return KubeApi(self.url, user["token"], str(self.ca_crt))
+        return self._connect(self.url, user["token"])
 
     def session(self, limit: int = 64) -> aiohttp.ClientSession:
         """An aiohttp session as the administrator: `session.get("/api/v1/pods")`."""
@@ -215,6 +221,26 @@ class KubeCluster:
     def issue(self, name: str, *hosts: str) -> Certificate:
         """A server certificate of the cluster's authority (`hosts` as `IP:...` or `DNS:...`)."""
         return self._authority.issue(name, *(hosts or HOSTS))
+
+    def kubectl(self, *arguments: str, stdin: str = "", timeout_s: float = 60.0) -> str:
+        """Run kubectl (kustomize included) as the administrator; its stdout.
+
+        Raises:
+            KubeProblem: it exited non-zero; with its stderr.
+
+        """
+        done = subprocess.run(
+            [*binaries.command("kubectl"), *arguments],
+            env=os.environ | {"KUBECONFIG": str(self.kubeconfig)},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise KubeProblem(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
+        return done.stdout
 
     # Nodes
 
@@ -381,6 +407,32 @@ class KubeCluster:
             "kube-controller-manager", lambda: self._is_ready(port, "/healthz"), timeout_s
         )
 
+    # Kubelets
+
+    def start_hollow_kubelets(self, *, final_status: bool = True, timeout_s: float = 30.0) -> None:
+        """Start the process that plays the kubelets of all hollow nodes (name: `hollow`).
+
+        Args:
+            final_status: False saves one write for each deleted pod (for benches).
+
+        """
+        log = self._dir / "hollow.log"
+        log.unlink(missing_ok=True)
+        more = [] if final_status else ["--no-final-status"]
+        self.start_process(
+            "hollow",
+            [
+                sys.executable,
+                "-m",
+                "tests.support.hollow",
+                "--kubeconfig",
+                str(self.kubeconfig),
+                *more,
+            ],
+            cwd=Path(__file__).parents[2],
+        )
+        self._wait_for("hollow", lambda: HOLLOW_READY in log.read_text(), timeout_s)
+
     # More processes of the cluster
 
     def start_process(self, name: str, argv: Sequence[str], **options: Any) -> int:
@@ -423,6 +475,11 @@ class KubeCluster:
             raise KubeProblem("the cluster has not been started")
         return self._certificate
 
+    def _connect(self, url: str, token: str) -> KubeApi:
+        api = KubeApi(url, token, str(self.ca_crt))
+        self._apis.append(api)
+        return api
+
     def _write_credentials(self) -> None:
         self._authority.create()
         self._authority.signing_key("tokens")
@@ -431,7 +488,7 @@ class KubeCluster:
         tokens.write_text(f'{self._token},admin,admin,"system:masters"\n')
         tokens.chmod(0o600)
         self.write_kubeconfig(self.kubeconfig, self._token)
-        self._api = KubeApi(self.url, self._token, str(self.ca_crt))
+        self._api = self._connect(self.url, self._token)
 
     def _start_etcd(self) -> None:
         client = f"http://127.0.0.1:{self._block[ETCD]}"
@@ -467,8 +524,11 @@ class KubeCluster:
         return self.api.get("/readyz") == {"text": "ok"}
 
     def _is_ready(self, port: int, path: str = "/readyz") -> bool:
-        one = KubeApi(f"https://127.0.0.1:{port}", self._token, str(self.ca_crt))
-        return one.get(path) == {"text": "ok"}
+        one = self._connect(f"https://127.0.0.1:{port}", self._token)
+        try:
+            return one.get(path) == {"text": "ok"}
+        finally:
+            one.close()
 
     def _wait_for(self, name: str, ready: Callable[[], bool], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

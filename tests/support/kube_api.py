@@ -9,7 +9,7 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote, urlencode, urlsplit
@@ -35,15 +35,23 @@ class KubeError(RuntimeError):
 
 
 class KubeApi:
-    """Requests to one API server as one user. Thread-safe: a connection for each thread."""
+    """Requests to one API server as one user. Thread-safe; idle connections are kept for reuse.
+
+    `close` when done: afterwards it still works, with new connections.
+    """
 
     def __init__(self, url: str, token: str, ca_crt: str) -> None:
         self.url = url
         self.token = token
         self.ssl = ssl.create_default_context(cafile=ca_crt)
         self._host = urlsplit(url).netloc
-        self._local = threading.local()
+        self._idle: deque[http.client.HTTPSConnection] = deque()
         self._resources: dict[tuple[str, str], tuple[str, bool]] = {}
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        while self._idle:
+            self._idle.pop().close()
 
     # Any request
 
@@ -157,13 +165,17 @@ class KubeApi:
     def _exchange(
         self, method: str, target: str, payload: bytes | None, headers: Mapping[str, str]
     ) -> tuple[int, str, bytes]:
-        kept: http.client.HTTPSConnection | None = getattr(self._local, "connection", None)
-        if kept is not None:
+        while self._idle:
+            try:
+                kept = self._idle.pop()
+            except IndexError:
+                # Another thread was faster.
+                break
             try:
                 return self._once(kept, method, target, payload, headers)
             except (http.client.RemoteDisconnected, ConnectionError, ssl.SSLEOFError):
-                # The server closed it while it was idle: try again on a new one.
-                self._local.connection = None
+                # The server closed it while it was idle: try again on another.
+                continue
         fresh = http.client.HTTPSConnection(self._host, context=self.ssl, timeout=TIMEOUT_S)
         return self._once(fresh, method, target, payload, headers)
 
@@ -181,7 +193,6 @@ class KubeApi:
             data = answer.read()
         except BaseException:
             connection.close()
-            self._local.connection = None
             raise
-        self._local.connection = connection
+        self._idle.append(connection)
         return answer.status, answer.headers.get_content_type(), data

@@ -13,6 +13,9 @@ GPU = "nvidia.com/gpu"
 HOLLOW = "hollow.test/kubelet"
 """Node label: the hollow kubelet acts for this node. Taken off, the node's kubelet is dead."""
 
+HOLLOW_READY = "hollow kubelets: ready"
+"""What the process of the hollow kubelets prints once it has seen all nodes and pods."""
+
 
 def node(
     name: str,

@@ -20,13 +20,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from tests.support.keeper import Keeper
+from tests.support.keeper import Keeper, fresh_folder, keeps
 from tests.support.ports import PortBlock, reserve
 from tests.support.slurm_config import NodeGroup, Places, SlurmConfig, gres_conf, slurm_conf
 
@@ -48,18 +47,19 @@ class SlurmError(RuntimeError):
 class SlurmCluster:
     """A running cluster between `start` and `stop` (or as a context manager).
 
-    folder: where it lives; None makes one under the temporary folder and removes it at the end.
+    folder: where it lives, missing or empty; None makes one under the temporary folder. It is
+    removed at the end unless `keep` (or SLURMBRIDGE_KEEP in the environment) says otherwise.
     Attributes after start: `conf_path`, `node_names`, `log_folder`.
     """
 
     config: SlurmConfig = field(default_factory=SlurmConfig)
     folder: Path | None = None
+    keep: bool = False
 
     def __post_init__(self) -> None:
         self._keeper: Keeper | None = None
         self._ports: PortBlock | None = None
         self._dir = Path()
-        self._temporary = self.folder is None
 
     # Life
 
@@ -73,11 +73,11 @@ class SlurmCluster:
         for command in ("munged", "slurmctld", "slurmd", "scontrol"):
             if _which(command) is None:
                 raise SlurmError(f"{command} is not installed: see tests.support.bootstrap")
-        self._dir = Path(self.folder or tempfile.mkdtemp(prefix="sb-slurm-")).absolute()
+        self._dir = fresh_folder(self.folder, "sb-slurm-")
         if len(str(self._places.munge_socket)) > UNIX_PATH_MAX:
             raise SlurmError(f"folder name too long for a Unix socket: {self._dir}")
         self._keeper = Keeper()
-        if self._temporary:
+        if not keeps(self.keep):
             self._keeper.remove_at_end(self._dir)
         try:
             # One for slurmctld, one for slurmrestd, one for each node.
@@ -97,7 +97,7 @@ class SlurmCluster:
         return self
 
     def stop(self) -> None:
-        """Kill everything, job scripts included, and remove the folder if it was ours."""
+        """Kill everything, job scripts included, and remove the folder (see `keep`)."""
         if self._keeper is not None:
             self._keeper.stop()
         if self._ports is not None:

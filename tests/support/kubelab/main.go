@@ -1,9 +1,9 @@
-// Kubelab is a whole Kubernetes control plane in one static binary, for tests.
+// Kubelab is a whole Kubernetes control plane, with kubectl, in one static binary, for tests.
 //
 // It links the unchanged commands of Kubernetes and etcd from their Go modules (versions: go.mod),
 // so that a test cluster needs a Go toolchain and a module proxy, and no container registry:
 //
-//	kubelab etcd|kube-apiserver|kube-scheduler|kube-controller-manager|kubelet [flags]
+//	kubelab etcd|kube-apiserver|kube-scheduler|kube-controller-manager|kubelet|kubectl [flags]
 //	kubelab fakecri SOCKET
 //
 // The flags are those of the real commands. fakecri serves Kubernetes' own fake container runtime
@@ -24,13 +24,15 @@ import (
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
 	_ "k8s.io/component-base/metrics/prometheus/version"
 	fakeremote "k8s.io/cri-client/pkg/fake"
+	kubectl "k8s.io/kubectl/pkg/cmd"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllers "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
-const usage = "usage: kubelab etcd|kube-apiserver|kube-scheduler|kube-controller-manager|kubelet|fakecri"
+const usage = "usage: kubelab " +
+	"etcd|kube-apiserver|kube-scheduler|kube-controller-manager|kubelet|kubectl|fakecri"
 
 func main() {
 	if len(os.Args) < 2 {
@@ -49,6 +51,8 @@ func main() {
 		os.Exit(cli.Run(controllers.NewControllerManagerCommand()))
 	case "kubelet":
 		os.Exit(cli.Run(kubelet.NewKubeletCommand(context.Background())))
+	case "kubectl":
+		os.Exit(cli.Run(kubectl.NewDefaultKubectlCommand()))
 	case "fakecri":
 		if len(os.Args) != 2 {
 			fail("usage: kubelab fakecri SOCKET")
