@@ -66,7 +66,15 @@ class PeerUnavailable(PeerError):
     """No answer, or an answer that says nothing about the question (down, overloaded, cut).
 
     The state of the world is unknown: nothing may be freed, nothing may be deleted.
+
+    Attributes:
+        retry_after_s: how long the peer asks us to wait (HTTP Retry-After); None: it did not say.
+
     """
+
+    def __init__(self, peer: str, op: str, text: str, retry_after_s: float | None = None) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(peer, op, text)
 
 
 class PeerTimeout(PeerUnavailable):
