@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -56,7 +57,7 @@ def claim(cluster: Cluster, node: str, gpus: int) -> str:
     argv = ["salloc", "--no-shell", "-I", "-p", "claims", "-w", node, f"--gres=gpu:{gpus}"]
     done = cluster.slurm.run_raw(*argv, "--mem=1000", "--comment=slurmbridge/1 cluster=t pod=u")
     assert done.returncode == 0, done.stderr
-    return done.stderr.split()[-1]
+    return str(re.findall(r"job allocation (\d+)", done.stderr)[0])
 
 
 def bound_pod(cluster: Cluster, name: str, node: str, gpus: int) -> str:
