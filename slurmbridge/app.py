@@ -30,8 +30,8 @@ from slurmbridge.core import event as ev
 from slurmbridge.core import explain
 from slurmbridge.core.machine import Machine
 from slurmbridge.kube.access import Access
-from slurmbridge.kube.events import EventWriter
-from slurmbridge.kube.lease import Elector
+from slurmbridge.kube.events import EventTeller
+from slurmbridge.kube.lease import LeaderLease
 from slurmbridge.kube.reflector import Added, Change, Deleted, Listed, Modified, Reflector
 from slurmbridge.kube.session import KubeSession
 from slurmbridge.link.message import ClaimAsk, ClaimGrant, ReleaseAsk
@@ -123,29 +123,38 @@ class Bridge:
         async with KubeSession(access) as session:
             await self._link.start()
             await admin.start(host.strip("[]"), int(port))
-            elector = Elector(
+            lease = LeaderLease(
                 session,
-                namespace=config.kube.lease.namespace or _own_namespace(),
-                name=config.kube.lease.name,
-                identity=self._identity(),
+                config.kube.lease.namespace or _own_namespace(),
+                config.kube.lease.name,
+                self._identity(),
                 clock=self._clock,
                 uniform=random.random,
                 duration_s=config.kube.lease.duration_s,
                 renew_s=config.kube.lease.renew_s,
             )
-            work = asyncio.create_task(
-                elector.run(lambda: self._lead(session), on_change=self._on_leader)
-            )
-            stopped = asyncio.create_task(stop.wait())
+            tasks = {
+                asyncio.create_task(lease.lead(lambda term: self._lead(session, term))),
+                asyncio.create_task(self._name_leader(lease)),
+                asyncio.create_task(stop.wait()),
+            }
             try:
-                await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
-                if not work.done():
-                    work.cancel()
-                await asyncio.gather(work, return_exceptions=not work.done())
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                stopped.cancel()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
                 await self._link.stop()
                 await admin.stop()
+            for task in done:
+                task.result()
+
+    async def _name_leader(self, lease: LeaderLease) -> None:
+        """While another replica leads, tell our clients where it is."""
+        while True:
+            if self._link is not None and self._machine is None:
+                self._link.set_leader(False, lease.holder.partition("@")[2])
+            await self._clock.sleep(TICK_S)
 
     def _identity(self) -> str:
         """Who we are in the Lease, with the address that clients are to use."""
@@ -158,20 +167,17 @@ class Bridge:
             address = f"{ip or host or '127.0.0.1'}:{port}"
         return f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}@{address}"
 
-    def _on_leader(self, holder: str) -> None:
-        """Someone (perhaps nobody) holds the Lease now."""
-        if self._link is not None and self._machine is None:
-            self._link.set_leader(False, holder.partition("@")[2])
-
-    async def _lead(self, session: KubeSession) -> None:
-        """Lead until cancelled."""
+    async def _lead(self, session: KubeSession, number: int) -> None:
+        """Lead until cancelled. number: of the term, counted by the Lease."""
         config = self._config
-        machine = Machine(config.settings(), term=uuid.uuid4().hex[:12])
+        machine = Machine(config.settings(), term=f"{number}-{uuid.uuid4().hex[:8]}")
         command = SlurmCommand(
             config.slurm.conf, config.slurm.commands, concurrency=config.slurm.concurrency
         )
         reader = SlurmReader(command, clock=self._clock, timeout_s=config.slurm.poll.timeout_s)
-        events = EventWriter(session, clock=self._clock)
+        events = EventTeller(
+            session, "slurmbridge", socket.gethostname(), clock=self._clock, uniform=random.random
+        )
         claims = SlurmClaims(command, reader, machine.state.settings.owner_uid, clock=self._clock)
         carrier = Carrier(
             claims,

@@ -15,7 +15,7 @@ from slurmbridge.clock import Clock
 from slurmbridge.core import action as act
 from slurmbridge.core import event as ev
 from slurmbridge.kube import write
-from slurmbridge.kube.events import EventWriter
+from slurmbridge.kube.events import EventTeller, Subject
 from slurmbridge.kube.session import KubeSession
 from slurmbridge.log import cause_scope, get_logger
 from slurmbridge.metrics import Metrics
@@ -58,7 +58,7 @@ class Carrier:
         claims: SlurmClaims,
         reader: SlurmReader,
         session: KubeSession,
-        events: EventWriter,
+        events: EventTeller,
         emit: Emit,
         clock: Clock,
         metrics: Metrics,
@@ -81,7 +81,9 @@ class Carrier:
     def start(self, action: act.Action) -> None:
         """Begin one action; its answer comes as an event."""
         if isinstance(action, act.Tell):
-            self._events.tell(action)
+            kind = "Pod" if action.namespace else "Node"
+            subject = Subject(kind, action.name, action.uid, action.namespace)
+            self._events.tell(subject, action.reason, action.message, warning=action.warning)
         elif isinstance(action, act.End):
             if not self._ends:
                 self._spawn(self._end_all())

@@ -1,0 +1,130 @@
+"""Words of the end-to-end tests: pods and jobs thrown in, conditions waited for."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tests.support.cluster import Cluster
+
+PODS = "/api/v1/namespaces/default/pods"
+
+
+def wait_for(what: str, ready: Callable[[], Any], timeout_s: float, every_s: float = 0.05) -> float:
+    """Seconds until `ready` is true; AssertionError with what it returned last."""
+    began = time.monotonic()
+    last: Any = None
+    while time.monotonic() - began < timeout_s:
+        last = ready()
+        if last:
+            return time.monotonic() - began
+        time.sleep(every_s)
+    raise AssertionError(f"not within {timeout_s:g} s: {what} (last: {last!r})")
+
+
+def get_pod(cluster: Cluster, name: str) -> dict[str, Any] | None:
+    """A pod of the default namespace, or None."""
+    return cluster.kube.api.find(f"{PODS}/{name}")
+
+
+def bound(cluster: Cluster, prefix: str = "") -> list[dict[str, Any]]:
+    """Live bound pods whose names begin with `prefix`."""
+    return [
+        p
+        for p in cluster.kube.api.items(PODS)
+        if p["metadata"]["name"].startswith(prefix)
+        and p["spec"].get("nodeName")
+        and p["status"].get("phase") not in ("Succeeded", "Failed")
+    ]
+
+
+def is_bound(cluster: Cluster, name: str) -> bool:
+    """Whether a pod has a node."""
+    pod = get_pod(cluster, name)
+    return bool(pod and pod["spec"].get("nodeName"))
+
+
+def condition(cluster: Cluster, name: str, kind: str = "PodScheduled") -> str:
+    """`Reason: message` of a pod's condition, "" when there is none."""
+    pod = get_pod(cluster, name)
+    for entry in (pod or {}).get("status", {}).get("conditions", []):
+        if entry["type"] == kind:
+            return f"{entry.get('reason', '')}: {entry.get('message', '')}"
+    return ""
+
+
+def events_of(cluster: Cluster, name: str) -> dict[str, str]:
+    """Events on a pod: reason -> last message."""
+    items = cluster.kube.api.items("/api/v1/namespaces/default/events")
+    return {e["reason"]: e.get("message", "") for e in items if e["involvedObject"]["name"] == name}
+
+
+def submit(cluster: Cluster, *options: str, seconds: float = 3600, count: int = 1) -> list[int]:
+    """Native batch jobs that sleep; their ids."""
+
+    def one(_: int) -> int:
+        done = cluster.slurm.run(
+            *("sbatch", "--parsable", "--output=/dev/null", "--chdir=/", *options),
+            f"--wrap=exec sleep {seconds:g}",
+            user="nobody",
+        )
+        return int(done.strip().partition(";")[0])
+
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(one, range(count)))
+
+
+def claims(cluster: Cluster, states: str = "R,PD") -> dict[int, str]:
+    """Claims in Slurm by job id -> comment, read without our code."""
+    text = cluster.slurm.run(
+        *("squeue", "-h", "-a", "--name=slurmbridge-test", f"--states={states}", "--format=%A %k")
+    )
+    rows = [line.partition(" ") for line in text.splitlines() if line.strip()]
+    return {int(job): comment for job, _, comment in rows}
+
+
+def assert_each_pod_has_one_claim(cluster: Cluster) -> None:
+    """Every live bound pod exactly one claim, every claim exactly one pod."""
+    pods = {p["metadata"]["uid"] for p in bound(cluster)}
+    uids = [comment.partition(" pod=")[2].split()[0] for comment in claims(cluster).values()]
+    assert sorted(uids) == sorted(pods)
+
+
+def settled(cluster: Cluster) -> bool:
+    """Whether claims and live bound pods match one to one now."""
+    try:
+        assert_each_pod_has_one_claim(cluster)
+    except AssertionError:
+        return False
+    return True
+
+
+def delete_all(cluster: Cluster, names: Iterable[str] | None = None) -> None:
+    """Delete pods (all of the namespace when no names are given) and wait until they are gone."""
+    wanted = [p["metadata"]["name"] for p in cluster.kube.api.items(PODS)]
+    if names is not None:
+        wanted = [n for n in wanted if n in set(names)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: cluster.kube.api.delete(f"{PODS}/{n}"), wanted))
+    gone = set(wanted)
+    wait_for(
+        "pods are gone",
+        lambda: not gone & {p["metadata"]["name"] for p in cluster.kube.api.items(PODS)},
+        30,
+    )
+
+
+def clear(cluster: Cluster) -> None:
+    """No pods, no jobs, no claims: the next test finds an empty pool."""
+    delete_all(cluster)
+    cluster.slurm.run("scancel", "--user=nobody", check=False)
+    wait_for(
+        "no job is left",
+        lambda: not cluster.slurm.run("squeue", "-h", "-a", "--format=%A").strip(),
+        40,
+        0.2,
+    )
