@@ -59,8 +59,8 @@ class Gang(msgspec.Struct, frozen=True):
 class Short(msgspec.Struct, frozen=True):
     """Why no domain of a level holds the gang.
 
-    domain: the one that comes closest; it has room for all but `pods` pods of `gpus` GPUs each (in
-    a gang of mixed sizes: of at least so many, and at least so many pods).
+    domain: the one that comes closest. pods: how many of the gang's pods it has no room for, at
+    least (for one size exactly), the largest counted out first. gpus: what these ask for.
     """
 
     level: str
@@ -69,9 +69,13 @@ class Short(msgspec.Struct, frozen=True):
     gpus: int
 
     def __str__(self) -> str:
-        """`no rack holds it: r7 comes closest and lacks room for 2 pods of 8 GPUs`."""
-        room = f"{self.pods} {'pod' if self.pods == 1 else 'pods'} of {self.gpus} GPUs"
-        return f"no {self.level} holds it: {self.domain} comes closest and lacks room for {room}"
+        """`no rack holds it: r7 comes closest and lacks room for 2 pods (16 GPUs)`."""
+        pods = f"{self.pods} pod{'' if self.pods == 1 else 's'}"
+        gpus = f"{self.gpus} GPU{'' if self.gpus == 1 else 's'}"
+        return (
+            f"no {self.level} holds it: "
+            f"{self.domain} comes closest and lacks room for {pods} ({gpus})"
+        )
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -96,13 +100,14 @@ class Refusal(msgspec.Struct, frozen=True):
 
     reason: `room` (it may have one later), or `level`, `segment`, `gang` (it never will as it is
     asked for). level: the level that was short, "" without one. shorts: all levels that were looked
-    at, closest first.
+    at, closest first. exact: False if the search was cut short, so that there may be a place.
     """
 
     reason: Literal["room", "level", "segment", "gang"]
     text: str
     level: str = ""
     shorts: tuple[Short, ...] = ()
+    exact: bool = True
 
     @property
     def short_by(self) -> int:

@@ -66,15 +66,15 @@ def merge(
     """
     rows = {name: row for row, name in enumerate(nodes)}
     merged = Merged([], [], [])
-    ends_at: MergedLevel | None = None
+    ends: tuple[Places, MergedLevel] | None = None
     for places in sources:
         own = _levels_of(places, rows)
         placed = _place(merged, own, places.source)
-        if not places.linked and ends_at is None and placed:
-            ends_at = placed[-1]
+        if not places.linked and ends is None and placed:
+            ends = places, placed[-1]
         _note_strangers(merged, places, rows)
-    if linked is not True and ends_at is not None:
-        _end_at(merged, ends_at)
+    if linked is not True and ends is not None:
+        _end_at(merged, *ends, nodes)
     elif linked is not False:
         _join_all(merged, len(nodes))
     listed = (rows[name] for places in sources for name in places.of if name in rows)
@@ -206,10 +206,11 @@ def _note_strangers(merged: Merged, places: Places, rows: dict[str, int]) -> Non
         merged.problems.append(Problem(places.source, text))
 
 
-def _end_at(merged: Merged, last: MergedLevel) -> None:
-    """Leave out what lies above the roots of a switch tree: Slurm lets no job span them.
+def _end_at(merged: Merged, tree: Places, last: MergedLevel, nodes: Sequence[str]) -> None:
+    """Leave out what lies above the roots of a switch tree, and nodes outside of it.
 
-    Whoever asks for such a level is served by the roots, which are closer still.
+    Slurm lets no job span two roots, nor use a node without a switch together with others. Whoever
+    asks for an upper level is served by the roots, which are closer still.
     """
     position = next(i for i, level in enumerate(merged.levels) if level is last)
     for level in merged.levels[position + 1 :]:
@@ -218,6 +219,14 @@ def _end_at(merged: Merged, last: MergedLevel) -> None:
             merged.problems.append(Problem(level.source, text))
         last.names += [name for name in level.names if name not in last.names]
     del merged.levels[position + 1 :]
+    outside = np.array([name not in tree.of for name in nodes], np.bool_)
+    placed = outside & np.logical_or.reduce([level.of != UNPLACED for level in merged.levels])
+    if placed.any():
+        names = sample(nodes[row] for row in np.flatnonzero(placed).tolist())
+        text = f"nodes without a switch, which Slurm uses alone only: {names}"
+        merged.problems.append(Problem(tree.source, text))
+    for level in merged.levels:
+        level.of = np.where(outside, UNPLACED, level.of)
 
 
 def _join_all(merged: Merged, count: int) -> None:

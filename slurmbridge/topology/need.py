@@ -40,11 +40,6 @@ class Need(msgspec.Struct, frozen=True, eq=False):
         """Whether there is more than one piece."""
         return len(self.kind_of) > 1
 
-    @property
-    def is_divisible(self) -> bool:
-        """Whether each size is a multiple of the next smaller one, so that sums decide."""
-        return not (self.sizes[:-1] % self.sizes[1:]).any()
-
 
 def need_of(gang: Gang, height: int) -> Need:
     """Numbers of a gang whose segment, if any, divides it; `height` is the segment level's."""
@@ -120,7 +115,8 @@ class Room:
         if not self._pods:
             places = self.free[None, :] // self.need.sizes[:, None]
             if self.slots is not None:
-                places = np.minimum(places, self.slots[None, :])
+                most = self.need.sizes[0] // self.need.sizes  # places that one pod may fill
+                places = np.minimum(places, self.slots[None, :] * most[:, None])
             self._pods.append(places)
         while len(self._pods) <= height:
             starts = self.index.children[len(self._pods)][:-1]
@@ -159,16 +155,25 @@ class Room:
         return lacking
 
     def short(self, lacking: Ints, height: int, among: Bools | None = None) -> Short:
-        """The domain that comes closest, and what it lacks (at least one pod)."""
-        gpus = np.maximum(lacking, 0) * self.need.sizes[:, None]
-        worst = gpus.max(axis=0)
+        """The domain that comes closest, and the fewest pods that it has no room for.
+
+        Large pods are the first to be counted out: one of them frees at least as many places of
+        every size as a smaller one.
+        """
+        worst = (np.maximum(lacking, 0) * self.need.sizes[:, None]).max(axis=0)
         if among is not None:
             worst = np.where(among, worst, np.iinfo(np.int64).max)
         domain = int(worst.argmin())
-        size = int(gpus[:, domain].argmax())
-        return Short(
-            level=self.level(height),
-            domain=self.index.names[height][domain],
-            pods=max(1, int(lacking[size, domain])),
-            gpus=int(self.need.sizes[size]),
-        )
+        missing = lacking[:, domain].copy()
+        pods = gpus = 0
+        for size, gpus_each in enumerate(self.need.sizes.tolist()):
+            worth = self.slots_for(np.eye(len(missing), dtype=np.int64)[size])
+            used = worth > 0
+            wanted = int((-(-missing[used] // worth[used])).max(initial=0))
+            out = min(wanted, int(self.need.count[size]))
+            missing -= out * worth
+            pods += out
+            gpus += out * gpus_each
+        if not pods:  # it has the places, but the pods cannot be split up so as to fill them
+            pods, gpus = 1, int(self.need.sizes[-1])
+        return Short(self.level(height), self.index.names[height][domain], pods, gpus)

@@ -1,6 +1,7 @@
 """Turn an oracle case into a call of the product, and its answer into the oracle's terms."""
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 
@@ -25,7 +26,8 @@ def answer(case: Case, **options):
     """The product's answer to a case."""
     index = index_of(case.paths)
     gang = Gang(case.gpus, case.segment, index.levels[case.segment_height])
-    return index, pack(index, np.array(case.free), gang, **options)
+    slots = None if case.slots is None else np.array(case.slots)
+    return index, pack(index, np.array(case.free), gang, slots=slots, **options)
 
 
 def key_of(case: Case, index: TopologyIndex, placement: Placement) -> tuple[int, ...]:
@@ -49,6 +51,17 @@ def fit_of(case: Case, placement: Placement) -> tuple[int, ...]:
     return tuple(sums)
 
 
+def breaks_of(case: Case, placement: Placement) -> list[int]:
+    """Per level from the node up: how often the next rank is in another domain, beyond need."""
+    levels = [list(range(len(case.paths))), *map(list, zip(*case.paths, strict=True))]
+    breaks = []
+    for level in levels:
+        walk = [level[row] for row in placement.rows]
+        changes = sum(a != b for a, b in pairwise(walk))
+        breaks.append(changes - (len(set(walk)) - 1))
+    return breaks
+
+
 def faults_of(case: Case, placement: Placement) -> list[str]:
     """What makes a placement impossible: a node over its free GPUs, a segment over two domains."""
     faults = []
@@ -56,6 +69,9 @@ def faults_of(case: Case, placement: Placement) -> list[str]:
     for row, gpus in zip(placement.rows, case.gpus, strict=True):
         load[row] += gpus
     faults += [f"node {r} has {case.free[r]}, got {g}" for r, g in load.items() if g > case.free[r]]
+    pods = Counter(placement.rows)
+    if case.slots:
+        faults += [f"node {r} may take {case.slots[r]}" for r in pods if pods[r] > case.slots[r]]
     if case.segment:
         height = case.segment_height
         for start in range(0, len(case.gpus), case.segment):

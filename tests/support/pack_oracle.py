@@ -3,7 +3,6 @@
 A tree here is one tuple of domain names per node, closest first, all of the same length.
 """
 
-import random
 from functools import cache
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ class Case(NamedTuple):
     gpus: tuple[int, ...]
     segment: int = 0
     segment_height: int = 1
+    slots: list[int] | None = None
 
     @property
     def names(self):
@@ -26,34 +26,43 @@ class Case(NamedTuple):
 
 def random_case(seed: int) -> Case:
     """Up to 12 nodes and 3 levels above them, uneven, with loaded nodes, all kinds of gangs."""
-    rng = random.Random(seed)
-    count = min(12, rng.randint(1, 16))
-    depth = rng.randint(1, 3)
-    nested = [0] * count
+    rng = np.random.default_rng(seed)
+
+    def pick(low: int, high: int) -> int:
+        return int(rng.integers(low, high + 1))
+
+    count = min(12, pick(1, 16))
+    depth = pick(1, 3)
+    paths = _random_paths(rng, count, depth)
+    biggest = int(rng.choice([1, 2, 4, 8]))
+    free = [(0, biggest, biggest, pick(0, biggest))[pick(0, 3)] for _ in range(count)]
+    if rng.random() < 0.6:
+        size = pick(1, biggest)
+        room = sum(f // size for f in free)
+        gpus = (size,) * pick(1, max(1, min(24, room + 1)))
+    else:
+        sizes = sorted({pick(1, biggest) for _ in range(pick(2, 3))})
+        gpus = tuple(int(rng.choice(sizes)) for _ in range(pick(2, 8)))
+    segment = 0
+    if rng.random() < 0.4:
+        segment = int(rng.choice([d for d in range(1, len(gpus) + 1) if len(gpus) % d == 0]))
+    slots = [pick(0, 4) for _ in range(count)] if rng.random() < 0.2 else None
+    return Case(paths, free, gpus, segment, pick(0, depth), slots)
+
+
+def _random_paths(rng: np.random.Generator, count: int, depth: int) -> list[tuple[str, ...]]:
+    """Nested random groups; mostly with one at the top."""
+    group = list(range(count))
     columns = []
     for height in range(depth):
-        groups = max(nested) + 1
-        wanted = rng.randint(1, max(1, groups if columns else count))
+        groups = max(group) + 1
+        wanted = int(rng.integers(1, groups + 1))
         if height == depth - 1 and rng.random() < 0.8:
             wanted = 1
-        lump = [rng.randrange(wanted) for _ in range(max(count, groups))]
-        nested = [lump[g] for g in (nested if columns else range(count))]
-        columns.append([f"d{g}" for g in nested])
-    biggest = rng.choice([1, 2, 4, 8])
-    free = [rng.choice([0, biggest, biggest, rng.randint(0, biggest)]) for _ in range(count)]
-    if rng.random() < 0.6:
-        size = rng.randint(1, biggest)
-        room = sum(f // size for f in free)
-        gpus = (size,) * rng.randint(1, max(1, min(24, room + 1)))
-    else:
-        sizes = sorted({rng.randint(1, biggest) for _ in range(rng.randint(2, 3))})
-        gpus = tuple(rng.choice(sizes) for _ in range(rng.randint(2, 8)))
-    segment, height = 0, rng.randint(0, depth)
-    if rng.random() < 0.4:
-        divisors = [d for d in range(1, len(gpus) + 1) if len(gpus) % d == 0]
-        segment = rng.choice(divisors)
-    paths = list(zip(*columns, strict=True))
-    return Case(paths, free, gpus, segment, height)
+        lump = rng.integers(0, wanted, groups).tolist()
+        group = [lump[g] for g in group]
+        columns.append([f"d{g}" for g in group])
+    return list(zip(*columns, strict=True))
 
 
 def best(case: Case) -> tuple[int, ...] | None:
@@ -111,15 +120,17 @@ def _feasible(case: Case):
 def _fits(case: Case, nodes: list[int]) -> bool:
     """Whether the gang fits on these nodes, by trying every way."""
     gpus = case.gpus
+    slots = case.slots or [len(gpus)] * len(case.free)
+    space = list(zip(case.free, slots, strict=True))
     segment = case.segment if 0 < case.segment < len(gpus) else len(gpus)
     pieces = [tuple(sorted(gpus[i : i + segment])) for i in range(0, len(gpus), segment)]
     if not case.segment:
-        return _pods_fit(tuple(sorted(gpus)), tuple(sorted(case.free[n] for n in nodes)))
+        return _pods_fit(tuple(sorted(gpus)), tuple(sorted(space[n] for n in nodes)))
     height = case.segment_height
     groups: dict[str, list[int]] = {}
     for n in nodes:
         name = f"n{n}" if height == 0 else case.paths[n][height - 1]
-        groups.setdefault(name, []).append(case.free[n])
+        groups.setdefault(name, []).append(space[n])
     frees = [tuple(sorted(g)) for g in groups.values()]
     return _pieces_fit(tuple(sorted(pieces)), tuple(frees))
 
@@ -143,17 +154,17 @@ def _pieces_fit(pieces, groups) -> bool:
 
 @cache
 def _pods_fit(pods, free) -> bool:
-    """Bin packing by trying every node for the largest pod."""
+    """Bin packing by trying every node for the largest pod; free: (GPUs, pods) of each node."""
     if not pods:
         return True
-    if sum(pods) > sum(free):
+    if sum(pods) > sum(gpus for gpus, _ in free):
         return False
     largest = pods[-1]
-    for space in set(free):
-        if space >= largest:
+    for gpus, slots in set(free):
+        if gpus >= largest and slots:
             left = list(free)
-            left.remove(space)
-            left.append(space - largest)
+            left.remove((gpus, slots))
+            left.append((gpus - largest, slots - 1))
             if _pods_fit(pods[:-1], tuple(sorted(left))):
                 return True
     return False
