@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import msgspec
 
 
-class GpuCount(msgspec.Struct, frozen=True):
+class GpuCount(msgspec.Struct, frozen=True, gc=False):
     """So many GPUs of a type on a node. type is "" where Slurm does not type them."""
 
     type: str

@@ -16,7 +16,7 @@ from slurmbridge.pool.record import GpuCount
 _V = TypeVar("_V")
 
 
-class Window(msgspec.Struct, frozen=True, array_like=True):
+class Window(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A time in which a node is reserved in Slurm. end None: for ever. Unix seconds."""
 
     reservation: str
@@ -24,7 +24,7 @@ class Window(msgspec.Struct, frozen=True, array_like=True):
     end: float | None
 
 
-class NodeView(msgspec.Struct, frozen=True, omit_defaults=True):
+class NodeView(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """One pool node.
 
     blocked: "" when Slurm may run new work there, else a short stable text (`DRAIN`, `DOWN`,
@@ -58,7 +58,7 @@ class NodeView(msgspec.Struct, frozen=True, omit_defaults=True):
         return sum(g.count for g in self.free)
 
 
-class HeldClaim(msgspec.Struct, frozen=True, omit_defaults=True):
+class HeldClaim(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A claim whose pod is not bound yet: only its node is open to the pod."""
 
     uid: str
