@@ -22,7 +22,8 @@ from tests.e2e.scene import (
     submit,
     wait_for,
 )
-from tests.support.product import Product, pod
+from tests.support.kube_objects import pod
+from tests.support.product import Product
 from tests.support.slurm import SlurmConfig
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def test_a_finished_pod_gives_its_gpus_back_and_a_running_one_does_not(pool: Clu
 
 
 def test_a_deleted_pod_keeps_its_claim_until_its_containers_have_stopped(pool: Cluster) -> None:
-    pool.kube.api.create(pod("stubborn", gpus=4, stop_s=4, terminationGracePeriodSeconds=30))
+    pool.kube.api.create(pod("stubborn", gpus=4, stop_s=4, grace_s=30))
     wait_for("it runs", lambda: is_bound(pool, "stubborn"), 10)
     began = time.monotonic()
     pool.kube.api.delete(f"{PODS}/stubborn")
@@ -114,7 +115,7 @@ def test_scancel_of_a_claim_evicts_the_pod_and_its_gpus_wait_for_it(
     names = pool.slurm.node_names
     submit(pool, "--gres=gpu:8", "--mem=100", f"--exclude={names[0]}", count=31)
     wait_for("one node is left", lambda: pool.checker.sample().gpus_used == 248, 30)
-    pool.kube.api.create(pod("victim", gpus=8, stop_s=4, terminationGracePeriodSeconds=30))
+    pool.kube.api.create(pod("victim", gpus=8, stop_s=4, grace_s=30))
     wait_for("it runs", lambda: is_bound(pool, "victim"), 15)
     (job,) = claims(pool)
     pool.kube.api.create(pod("heir", gpus=8))
@@ -156,7 +157,7 @@ def test_a_planned_native_job_keeps_its_start_while_short_pods_run_before_it(
     pool.kube.api.create(pod("too-long", gpus=1, annotations={"slurmbridge.dev/duration": "1h"}))
     short = {"slurmbridge.dev/duration": "10s"}
     pool.kube.api.create_all(
-        [pod(f"gap{i}", gpus=1, annotations=short, run_s=3, cpu="50m") for i in range(300)]
+        [pod(f"gap{i}", gpus=1, annotations=short, run_s=3) for i in range(300)]
     )
     ran: set[str] = set()
     end = time.monotonic() + 50

@@ -1,7 +1,7 @@
 """Our own daemons on a test cluster: real processes, with exactly the rights that manifests/ gives.
 
     with Cluster(config, scheduler=False) as cluster, Product(cluster) as product:
-        product.cluster.kube.api.create(pod("a", gpus=1))
+        cluster.kube.api.create(pod("a", gpus=1))
 
 Starts bridges and extenders as a user would (console entry points, a configuration file, kubeconfigs
 of their own service accounts), and kube-scheduler with the extender block of manifests/.
@@ -31,42 +31,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 NAMESPACE = "slurmbridge"
 LINK, BRIDGE_ADMIN, EXTENDER, EXTENDER_ADMIN = range(4)
-
-
-def pod(
-    name: str,
-    *,
-    gpus: object = 1,
-    annotations: dict[str, str] | None = None,
-    run_s: float | None = None,
-    stop_s: float | None = None,
-    scheduler: str = "default-scheduler",
-    cpu: str = "100m",
-    memory: str = "64Mi",
-    resource: str = "nvidia.com/gpu",
-    namespace: str = "default",
-    **spec: Any,
-) -> dict[str, Any]:
-    """A GPU pod. run_s: seconds until its containers end by themselves (hollow kubelet)."""
-    notes = dict(annotations or {})
-    if run_s is not None:
-        notes["hollow.test/run-s"] = str(run_s)
-    if stop_s is not None:
-        notes["hollow.test/stop-s"] = str(stop_s)
-    limits = {"cpu": cpu, "memory": memory}
-    if gpus is not None:
-        limits[resource] = str(gpus)
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": namespace, "annotations": notes},
-        "spec": {
-            "schedulerName": scheduler,
-            "restartPolicy": "Never",
-            "containers": [{"name": "main", "image": "app", "resources": {"limits": limits}}],
-            **spec,
-        },
-    }
 
 
 @dataclass
