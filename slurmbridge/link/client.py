@@ -384,7 +384,8 @@ class LinkClient:
             text = f"version {message.version} of the link; we read {VERSION}"
             raise PeerProtocolError("bridge", "Watch", text)
         was, policy_was = self._view, self._policy
-        if message.term and not self._terms.admits(message.term):
+        now = self._clock.monotonic()
+        if message.term and not self._terms.admits(message.term, now):
             raise PeerUnavailable("bridge", "Watch", f"leadership {message.term} is over")
         if was is not None and message.term and was.term != message.term:
             self._view = None
@@ -395,7 +396,7 @@ class LinkClient:
         meter.hear(
             message.sent_s,
             message.age_s if message.HasField("age_s") else None,
-            self._clock.monotonic(),
+            now,
         )
         if view is not None:
             # Only now: until its whole view is here, the old one goes on aging by its own stream.

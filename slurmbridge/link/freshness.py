@@ -10,13 +10,19 @@ age.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 DRIFT: Final = 1e-3
 """Fastest that two monotonic clocks drift apart: each may be slewed by 500 ppm (adjtimex(2)). The
 floor rises that fast at most, so that drift over days does not look like delay."""
-RETIRED_TERMS: Final = 256
-"""Terms remembered as over; a change of leader each minute fills it in four hours."""
+RETIRED_S: Final = 60.0
+"""How long a term without an order is refused after it was left: four times the duration of the
+Lease, within which a leader that lost it must have noticed."""
+RETIRED_TERMS: Final = 64
+"""Terms without an order that are remembered as over."""
+
+_ORDERED_RE: Final = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,19}){0,3})/")
 
 
 class AgeMeter:
@@ -55,34 +61,70 @@ class AgeMeter:
         return None if self._born is None else max(now - self._born, 0.0)
 
 
-class TermGuard:
-    """Which leadership may be believed: the newest seen; one that was left is never taken up again.
+def make_term(lease_created: int, transitions: int, count: int, holder: str) -> str:
+    """The name of one leadership, ordered in time without comparing the bridges' clocks.
 
-    Terms are opaque and unique for each time that someone becomes leader, so "older" is "seen
-    before another": a numbering by the Lease's transitions would lock every client out for ever
-    after somebody deletes the Lease.
+    Args:
+        lease_created: creation time of the Lease object, Unix seconds as the API server gave it:
+            someone may delete the Lease, and its transitions begin anew.
+        transitions: `leaseTransitions` of the Lease as we acquired it.
+        count: how many times this process has become leader: acquiring a Lease that nobody held in
+            between does not raise its transitions.
+        holder: identity in the Lease; unique for each process.
+
+    """
+    return f"{lease_created}.{transitions}.{count}/{holder}"
+
+
+def order_of(term: str) -> tuple[int, ...] | None:
+    """What orders a term among others, or None when it is not of the form of `make_term`."""
+    match = _ORDERED_RE.match(term)
+    return None if match is None else tuple(int(number) for number in match[1].split("."))
+
+
+class TermGuard:
+    """Which leadership may be believed: the newest seen, and never an older one again.
+
+    Terms of `make_term` are compared. Of other terms a reader knows only which it saw first; one
+    that was left is refused for `RETIRED_S`, not for ever: had a bridge that woke up after a long
+    sleep, with a term that this reader never saw, been believed for a moment, the true leader would
+    else be locked out.
     """
 
     def __init__(self) -> None:
         self.current = ""
-        self._retired: dict[str, None] = {}
+        self._highest: tuple[int, ...] = ()
+        self._retired: dict[str, float] = {}
 
-    def admits(self, term: str) -> bool:
-        """Whether a message of this term may be believed; a new term retires the current one."""
+    def admits(self, term: str, now: float) -> bool:
+        """Whether a message of this term may be believed; a newer term retires the current one.
+
+        Args:
+            term: of the message.
+            now: our monotonic seconds.
+
+        """
+        if not term:
+            return False
         if term == self.current:
             return True
-        if not term or term in self._retired:
+        order = order_of(term)
+        if order is not None:
+            if order <= self._highest:
+                return False
+            self._highest = order
+        elif now - self._retired.get(term, -RETIRED_S) < RETIRED_S:
             return False
-        self.retire(self.current)
+        self.retire(self.current, now)
         self.current = term
         return True
 
-    def retire(self, term: str) -> None:
-        """Never believe this term again."""
-        if not term:
-            return
+    def retire(self, term: str, now: float) -> None:
+        """Do not believe this term again."""
         if term == self.current:
             self.current = ""
-        self._retired[term] = None
-        if len(self._retired) > RETIRED_TERMS:
-            del self._retired[next(iter(self._retired))]
+        if term and order_of(term) is None:
+            self._retired.pop(term, None)
+            self._retired[term] = now
+            if len(self._retired) > RETIRED_TERMS:
+                del self._retired[next(iter(self._retired))]

@@ -253,8 +253,8 @@ class LinkServer:
         Args:
             is_leader: whether we hold the Lease.
             leader_hint: address of the leader as clients reach it, as far as known.
-            term: what the views of this leadership will carry; unique for each time that anyone
-                becomes leader. Empty: that of the first view published.
+            term: what the views of this leadership will carry, as `make_term` makes it. Empty: that
+                of the first view published.
 
         """
         self._hint = leader_hint
@@ -263,7 +263,7 @@ class LinkServer:
         if self._leads:
             # Whatever comes later of this leadership (a reading that was under way) is void, also
             # when we lead again: others have granted claims meanwhile.
-            self._terms.retire(self._term)
+            self._terms.retire(self._term, self._clock.monotonic())
             self._published, self._whole, self._term = None, None, ""
             for watcher in self._watchers:
                 watcher.end(self._not_leader())
@@ -317,7 +317,7 @@ class LinkServer:
             self.counts.collapsed += watcher.offer(change)
 
     def _take_up(self, term: str) -> bool:
-        if not self._terms.admits(term):
+        if not self._terms.admits(term, self._clock.monotonic()):
             return False
         self._term = term
         return True

@@ -199,7 +199,7 @@ async def test_when_leadership_moves_the_streams_close_and_the_old_view_is_gone(
             await until(lambda: client.term == "t1")
             other.server.set_leader(True, other.address, term="t2")
             one.server.set_leader(False, other.address)
-            await until(lambda: one.server.watchers == 0)
+            await until(lambda: one.server.watchers == 0, 0.6)
             await until(lambda: client.term == "t2")
             # The new leader has said its term but no view: nothing is served.
             assert (client.view, client.age_s()) == (None, None)
