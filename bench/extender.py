@@ -11,7 +11,8 @@ as kube-scheduler would.
 Last line of the output: one JSON object. *_ms are of a filter + prioritize pair as the client sees
 it; server_* of the same pair by the extender's own histogram (upper bounds); req_per_s counts HTTP
 requests of all connections together (filter and prioritize each one), refused_p99_ms is a filter
-that refuses all nodes, each with its reason.
+that refuses all nodes, each with its reason; cpu_ms is processor time of the server per pair, which
+other work on the machine changes least.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import re
 import subprocess
 import sys
@@ -71,10 +73,15 @@ def node_of(i: int, turn: int) -> Any:
 class Target:
     """One server, and how long it took to answer."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, port: int, pid: int) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self._stat = Path(f"/proc/{pid}/stat")
         self.pairs: list[float] = []
         self.refused: list[float] = []
+
+    def cpu_s(self) -> float:
+        fields = self._stat.read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     async def ask(self, session: aiohttp.ClientSession, verb: str, body: bytes) -> Any:
         async with session.post(f"{self.url}/{verb}", data=body) as reply:
@@ -193,8 +200,11 @@ async def drive(extender: Target, null: Target, options: argparse.Namespace) -> 
         "refused_p50_ms": milliseconds(extender.refused, 0.5),
         "refused_p99_ms": milliseconds(extender.refused, 0.99),
     }
-    for key, target in (("req_per_s", extender), ("null_req_per_s", null)):
-        result[key] = await throughput(target, all_bodies, tails, options.connections)
+    for prefix, target in (("", extender), ("null_", null)):
+        before = target.cpu_s()
+        rate = await throughput(target, all_bodies, tails, options.connections)
+        result[f"{prefix}req_per_s"] = rate
+        result[f"{prefix}cpu_ms"] = round(1000 * (target.cpu_s() - before) / len(tails), 2)
     return result
 
 
@@ -232,8 +242,8 @@ async def main(options: argparse.Namespace) -> dict[str, float]:
                 async with aiohttp.ClientSession() as session:
                     await process.ready(session)
                 result = await drive(
-                    Target(f"http://127.0.0.1:{process.port}"),
-                    Target(f"http://127.0.0.1:{null_port}"),
+                    Target(process.port, process.pid),
+                    Target(null_port, null.pid),
                     options,
                 )
                 return result | await server_side(process.admin_port)
