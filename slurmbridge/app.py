@@ -39,6 +39,7 @@ from slurmbridge.link.server import LinkServer
 from slurmbridge.link.tls import Tls
 from slurmbridge.log import get_logger
 from slurmbridge.metrics import Metrics, PoolCollector
+from slurmbridge.pool.claim import ClaimId
 from slurmbridge.pool.errors import (
     ConfigError,
     PeerError,
@@ -48,15 +49,17 @@ from slurmbridge.pool.errors import (
 )
 from slurmbridge.pool.podspec import read_node, read_pod
 from slurmbridge.pool.raw import RawNode, RawPod
-from slurmbridge.pool.record import KubeNode, PodRecord
+from slurmbridge.pool.record import KubeNode, PodRecord, SlurmSnapshot
 from slurmbridge.slurm.claims import SlurmClaims
 from slurmbridge.slurm.command import SlurmCommand
-from slurmbridge.slurm.reader import Poller, SlurmReader
+from slurmbridge.slurm.poller import Pace, Poller, next_interval
+from slurmbridge.slurm.reader import SlurmReader
 
 _log = get_logger(__name__)
 
 TICK_S: Final = 0.5
 RELOAD_S: Final = 5.0
+SWEEP_S: Final = 60.0
 MOST_EVENTS: Final = 200_000
 BATCH: Final = 500
 """Events that are handled before the view is published and other tasks get a turn."""
@@ -178,7 +181,13 @@ class Bridge:
         events = EventTeller(
             session, "slurmbridge", socket.gethostname(), clock=self._clock, uniform=random.random
         )
-        claims = SlurmClaims(command, reader, machine.state.settings.owner_uid, clock=self._clock)
+        claims = SlurmClaims(
+            command,
+            reader,
+            machine.state.settings.owner_uid,
+            clock=self._clock,
+            boot_time=lambda: _boot_time(machine),
+        )
         carrier = Carrier(
             claims,
             reader,
@@ -190,13 +199,14 @@ class Bridge:
             lambda: dict(machine.state.settings.policy.resources),
             config.slurm.claim_timeout_s,
         )
+        poll = config.slurm.poll
         poller = Poller(
-            reader,
-            budget=config.slurm.poll.budget,
-            min_s=config.slurm.poll.min_s,
-            max_s=config.slurm.poll.max_s,
+            reader.snapshot,
+            self._on_snapshot,
+            self._on_poll_error,
+            pace=Pace(budget=poll.budget, min_s=poll.min_s, max_s=poll.max_s),
             clock=self._clock,
-            uniform=random.random,
+            jitter=random.random,
         )
         self._machine = machine
         assert self._link is not None  # noqa: S101 - set before the election begins
@@ -205,11 +215,12 @@ class Bridge:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._handle_events(machine, carrier))
-                group.create_task(poller.run(self._on_snapshot, self._on_poll_error))
+                group.create_task(poller.run())
                 group.create_task(self._reflect_pods(session, machine))
                 group.create_task(self._reflect_nodes(session, machine))
                 group.create_task(events.run())
                 group.create_task(self._tick())
+                group.create_task(self._sweep(claims, ClaimId(config.policy.cluster, "").job_name))
                 group.create_task(self._watch_config(machine))
         finally:
             self._machine = None
@@ -224,13 +235,15 @@ class Bridge:
         """Queue an event. The bound is far beyond any healthy backlog: reaching it is a bug."""
         self._events.put_nowait(event)
 
-    async def _on_snapshot(self, snapshot: Any, interval_s: float, wall_s: float) -> None:
+    def _on_snapshot(self, snapshot: SlurmSnapshot) -> None:
         self.metrics.polls.labels("ok").inc()
         self.metrics.poll_cost.observe(snapshot.cost_s)
-        self.metrics.poll_wall.observe(wall_s)
-        self._emit(ev.Polled(snapshot, interval_s))
+        self.metrics.poll_wall.observe(snapshot.ended - snapshot.began)
+        poll = self._config.slurm.poll
+        pace = Pace(budget=poll.budget, min_s=poll.min_s, max_s=poll.max_s)
+        self._emit(ev.Polled(snapshot, next_interval(pace, snapshot.cost_s)))
 
-    async def _on_poll_error(self, error: PeerError) -> None:
+    def _on_poll_error(self, error: PeerError) -> None:
         self.metrics.polls.labels("failed").inc()
         _log.warning("slurmctld not read", error=str(error))
         self._emit(ev.PollFailed(error.text))
@@ -285,6 +298,18 @@ class Bridge:
         while True:
             await self._clock.sleep(TICK_S)
             self._emit(ev.Ticked())
+
+    async def _sweep(self, claims: SlurmClaims, job_name: str) -> None:
+        """End what a bridge that died in the midst of a cover has left, now and every minute."""
+        while True:
+            try:
+                ended = await claims.sweep(job_name, SWEEP_S)
+            except PeerError as error:
+                _log.warning("fillers not swept", error=str(error))
+            else:
+                if ended:
+                    _log.info("fillers swept", count=ended)
+            await self._clock.sleep(SWEEP_S)
 
     async def _handle_events(self, machine: Machine, carrier: Carrier) -> None:
         """The one loop that feeds the machine."""
@@ -418,6 +443,11 @@ class Bridge:
             self._emit(ev.Ticked())
             self.metrics.reloads.labels("ok").inc()
             _log.info("configuration taken", needs_restart=restart)
+
+
+def _boot_time(machine: Machine) -> float | None:
+    snapshot = machine.state.snapshot
+    return None if snapshot is None else snapshot.config.boot_time
 
 
 def _signature(path: str) -> tuple[object, ...]:

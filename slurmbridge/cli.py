@@ -150,7 +150,7 @@ def _doctor(args: argparse.Namespace) -> int:
     return FAILED if any(f.level == "error" for f in findings) else OK
 
 
-def _ask(args: argparse.Namespace, name: str, **values: str) -> Any:
+def _ask(args: argparse.Namespace, question: str, **values: str) -> Any:
     """Put one question to the leading bridge."""
     from slurmbridge.link.client import LinkClient
     from slurmbridge.link.tls import Tls
@@ -171,10 +171,11 @@ def _ask(args: argparse.Namespace, name: str, **values: str) -> Any:
             tls=tls,
             insecure=config.link.insecure if config is not None else False,
             clock=SystemClock(),
-            uniform=random.random,
+            rng=random.random,
+            name="cli",
         )
         try:
-            return await client.query(name, msgspec.json.encode(values), ASK_S)
+            return await client.query(question, msgspec.json.encode(values), ASK_S)
         finally:
             await client.close()
 
