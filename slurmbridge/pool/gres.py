@@ -268,12 +268,14 @@ def _use(entries: list[_Entry], text: str, *, indices_when_unused: bool) -> GpuU
     numbered = indices_when_unused
     unnumbered = False
     shared: list[int] = []
-    whole_in_shares: list[int] | None = None
+    whole_in_shares: list[int] = []
+    boards = 0  # GPUs that a list of shares counts
     for entry in entries:
         if entry.name in _SHARED:
             marks = _shares(entry)
             shared.extend(marks.shared)
-            whole_in_shares = marks.whole if marks.listed else whole_in_shares
+            whole_in_shares.extend(marks.whole)
+            boards = max(boards, marks.boards)
             continue
         if entry.no_consume:
             continue
@@ -294,10 +296,10 @@ def _use(entries: list[_Entry], text: str, *, indices_when_unused: bool) -> GpuU
         raise ParseError(text, "a GPU index is listed twice")
     if known and set(indices) & set(shared):
         raise ParseError(text, "a GPU is in use as a whole and by shards at once")
-    if whole_in_shares is not None and (
-        sorted(whole_in_shares) != sorted(indices) if known else len(whole_in_shares) != total
-    ):
+    if known and not set(whole_in_shares) <= set(indices):
         raise ParseError(text, "whole GPUs and shards in use do not agree")
+    if boards and not known and max(len(whole_in_shares), total) + len(shared) > boards:
+        raise ParseError(text, "more GPUs in use, as a whole and by shards, than there are")
     return GpuUse(use, tuple(sorted(indices)) if known else None, tuple(sorted(shared)))
 
 
@@ -320,22 +322,21 @@ def _counted_by_detail(entry: _Entry, found: tuple[int, ...] | None) -> int:
 class _Marks(NamedTuple):
     whole: list[int]
     shared: list[int]
-    listed: bool
+    boards: int
 
 
 def _shares(entry: _Entry) -> _Marks:
     """Tell which GPUs an entry of `shard` or `mps` uses.
 
-    22.05: `shard:a100:3(IDX:1-3)`; since 23.02: `shard:a100:9(-/4,3/4,4/4,2/4)`, one share per
-    GPU, `-` where the whole GPU is taken. A list with no share taken says nothing that the gpu
-    entries do not say.
+    22.05: `shard:a100:3(IDX:1-3)`; later: `shard:a100:9(-/4,3/4,4/4,2/4)`, one share per GPU, `-`
+    where the whole GPU is taken (24.11.5 leaves that out for untyped GPUs).
     """
     if entry.detail is not None and entry.detail.startswith("IDX:"):
-        return _Marks([], list(parse_indices(entry.detail.removeprefix("IDX:"))), listed=False)
+        return _Marks([], list(parse_indices(entry.detail.removeprefix("IDX:"))), 0)
     if entry.detail is None or "/" not in entry.detail:
         if entry.amount:
             raise ParseError(entry.text, "shared GPUs in use, but not which")
-        return _Marks([], [], listed=False)
+        return _Marks([], [], 0)
     whole: list[int] = []
     shared: list[int] = []
     for at, share in enumerate(entry.detail.split(",")):
@@ -348,7 +349,7 @@ def _shares(entry: _Entry) -> _Marks:
             shared.append(at)
     if bool(entry.amount) != bool(shared):
         raise ParseError(entry.text, "shares in use do not agree with their count")
-    return _Marks(whole, shared, listed=bool(whole or shared))
+    return _Marks(whole, shared, len(entry.detail.split(",")))
 
 
 def _number(text: str, part: str) -> int:

@@ -183,7 +183,8 @@ def clean_environment(base: Mapping[str, str], conf: str) -> dict[str, str]:
     """Give the environment in which a command's output does not depend on its caller.
 
     SLURM_TIME_FORMAT=standard and TZ=UTC make every time readable without guessing;
-    SLURM_BITSTR_LEN lifts the cut at 64 characters from the task list of an array.
+    SLURM_BITSTR_LEN lifts the cut at 64 characters from the task list of an array; TERM=dumb keeps
+    the terminal codes of scontrol's line editor out of its output.
     """
     env = {k: v for k, v in base.items() if not _CLEARED.match(k)}
     if conf or "SLURM_CONF" in base:
@@ -192,6 +193,7 @@ def clean_environment(base: Mapping[str, str], conf: str) -> dict[str, str]:
         "LC_ALL": "C",
         "SLURM_BITSTR_LEN": "65536",
         "SLURM_TIME_FORMAT": "standard",
+        "TERM": "dumb",
         "TZ": "UTC",
     }
 

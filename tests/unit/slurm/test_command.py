@@ -171,6 +171,7 @@ def test_the_callers_variables_do_not_reach_slurms_commands():
         "SLURM_CONF": "/tmp/slurm.conf",
         "SLURM_TIME_FORMAT": "standard",
         "SLURM_BITSTR_LEN": "65536",
+        "TERM": "dumb",
         "TZ": "UTC",
         "LC_ALL": "C",
     }
