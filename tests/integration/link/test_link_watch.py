@@ -103,7 +103,7 @@ async def test_without_news_the_view_ages_and_heartbeats_keep_the_stream():
             await until(lambda: bridge.server.counts.heartbeats >= 3)
             assert client.age_s() == pytest.approx(time.monotonic() - began, abs=0.5)
             assert client.stats.streams == 1
-        assert 2 < time.monotonic() - began < 5
+        assert 2 < time.monotonic() - began < 6
 
 
 async def test_setting_the_bridge_wall_clock_back_makes_no_reading_younger():
@@ -199,7 +199,7 @@ async def test_when_leadership_moves_the_streams_close_and_the_old_view_is_gone(
             await until(lambda: client.term == "t1")
             other.server.set_leader(True, other.address, term="t2")
             one.server.set_leader(False, other.address)
-            await until(lambda: one.server.watchers == 0, 0.6)
+            await until(lambda: one.server.watchers == 0, 0.8)
             await until(lambda: client.term == "t2")
             # The new leader has said its term but no view: nothing is served.
             assert (client.view, client.age_s()) == (None, None)
@@ -300,7 +300,7 @@ async def test_a_server_that_falls_silent_is_given_up_within_seconds():
             frozen.signal(signal.SIGSTOP)
             began = time.monotonic()
             await until(lambda: client.view.term == "t2")
-            assert 2 < time.monotonic() - began < 5
+            assert 2 < time.monotonic() - began < 6
             # It wakes up, and the client has moved on.
             frozen.signal(signal.SIGCONT)
             await asyncio.sleep(0.3)
