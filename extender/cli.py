@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import platform
 import secrets
 import signal
 import sys
@@ -93,6 +94,8 @@ async def _run(options: argparse.Namespace) -> int:
     files = _tls_files(options)
     check_security(listen, has_tls=files is not None, insecure=options.insecure, path="--listen")
     tls = None if files is None else server_context(files)
+    if not listen.is_this_host and (files is None or not files.client_ca):
+        _log.warning("whoever reaches this port may have pods bound: no --tls-client-ca")
 
     def compile_early(_view: View | None, _policy: Policy | None) -> None:
         extender.sight.index()  # so that no request has to wait for it
@@ -254,7 +257,11 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     bridge.add_argument(
         "--bridge-insecure", action="store_true", help="plain text over the network"
     )
-    bridge.add_argument("--name", default="extender", help="who we are, for the log of the bridge")
+    bridge.add_argument(
+        "--name",
+        default=platform.node() or "extender",
+        help="who we are, for the log of the bridge (default: the name of this host)",
+    )
     kube = parser.add_argument_group("the API server")
     kube.add_argument(
         "--kubeconfig", default="", metavar="FILE", help="default: the pod's service account"

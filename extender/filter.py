@@ -137,8 +137,8 @@ def choose(pod: PodRecord, names: Sequence[str], there: Situation) -> Answer:
     ask = _ask(pod, policy)
     if isinstance(ask, Refusal):
         if len(others):
-            return Answer(passed=others.tolist(), reasons={Reason(ask.reason): len(ours)})
-        return _refuse(names, Reason(ask.reason), ask.text)
+            return Answer(passed=others.tolist(), reasons={_reason(ask): len(ours)})
+        return _refuse(names, _reason(ask), ask.text)
     rows = rows[ours]
     horizon = policy.plan_horizon_minutes
     codes = judge(ask, pod.uid, index, rows, there.now, horizon_minutes=horizon)
@@ -249,6 +249,12 @@ def _ask(pod: PodRecord, policy: Policy) -> Ask | Refusal:
         # A member of a group goes where the group's plan puts it, and there is none yet.
         return Refusal(Reason.NO_PLAN, "")
     return ask
+
+
+def _reason(refusal: Refusal) -> Reason:
+    """The class of a refusal; a word of a policy that we do not know is about the request."""
+    known = refusal.reason in Reason.__members__.values()
+    return Reason(refusal.reason) if known else Reason.REQUEST
 
 
 def _refuse(names: Sequence[str], reason: Reason, text: str = "") -> Answer:
