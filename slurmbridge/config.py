@@ -34,7 +34,8 @@ class Poll(_Section, frozen=True):
     """How slurmctld is read.
 
     budget: share of slurmctld's time that reading may take; the interval grows with the cost.
-    min_s, max_s: shortest and longest interval. timeout_s: deadline of one reading.
+    min_s: shortest interval in seconds. max_s: longest interval in seconds.
+    timeout_s: deadline of one reading in seconds.
     """
 
     budget: Annotated[float, msgspec.Meta(gt=0, le=0.5)] = 0.05
@@ -44,11 +45,13 @@ class Poll(_Section, frozen=True):
 
 
 class Slurm(_Section, frozen=True):
-    """How to reach slurmctld.
+    """How to reach slurmctld. The bridge must run as root or SlurmUser.
 
-    conf: path of slurm.conf ("": Slurm's default). commands: folder of salloc, squeue, scontrol,
-    scancel, sbatch ("": from PATH). concurrency: commands at a time. claim_timeout_s: deadline of
-    one claim. The bridge must run as root or SlurmUser.
+    conf: path of slurm.conf; empty: Slurm's default.
+    commands: folder of salloc, sbatch, scancel, scontrol and squeue; empty: from PATH.
+    concurrency: how many commands may run at a time.
+    claim_timeout_s: deadline of one claim in seconds.
+    poll: how often slurmctld is read.
     """
 
     conf: str = ""
@@ -61,7 +64,9 @@ class Slurm(_Section, frozen=True):
 class Lease(_Section, frozen=True):
     """Leader election between bridge replicas (coordination.k8s.io/v1 Lease).
 
-    namespace "": the bridge's own namespace.
+    name: name of the Lease. namespace: where it is; empty: the bridge's own namespace.
+    duration_s: how long a dead leader blocks the others, in seconds.
+    renew_s: seconds between two renewals; less than half of duration_s.
     """
 
     name: str = "slurmbridge"
@@ -71,7 +76,11 @@ class Lease(_Section, frozen=True):
 
 
 class Kube(_Section, frozen=True):
-    """How to reach the API server. kubeconfig "": the pod's own service account."""
+    """How to reach the API server.
+
+    kubeconfig: path of a kubeconfig; empty: the pod's own service account.
+    lease: the leader election.
+    """
 
     kubeconfig: str = ""
     lease: Lease = Lease()
@@ -81,8 +90,10 @@ class Pool(_Section, frozen=True):
     """Which nodes are shared.
 
     selector: labels that a pool node must have; empty: every node with a pool GPU that Slurm
-    knows. names: Kubernetes node name -> Slurm node name, where they differ.
-    slurm_node_label: node label that holds the Slurm name, instead of or beside `names`.
+        knows.
+    names: Kubernetes node name to Slurm node name, where they differ. Without an entry the node
+        label counts, then the same name, then the same first part of the name in any case.
+    slurm_node_label: node label that holds the Slurm name.
     """
 
     selector: Mapping[str, str] = {}
@@ -91,7 +102,11 @@ class Pool(_Section, frozen=True):
 
 
 class Tls(_Section, frozen=True):
-    """Files: a server's certificate and key, and the CA that must have signed its clients'."""
+    """Certificates of the link's port, PEM files; a changed file is taken at the next handshake.
+
+    cert: the server's certificate chain. key: its private key.
+    client_ca: the authority that must have signed the certificates of clients.
+    """
 
     cert: str
     key: str
@@ -101,8 +116,11 @@ class Tls(_Section, frozen=True):
 class Link(_Section, frozen=True):
     """The gRPC port for extenders and the command line.
 
-    listen: `host:port`. advertise: what followers tell clients as the leader's address ("": the
-    pod's IP and the port). tls is a must off loopback, unless insecure is true.
+    listen: `host:port` or `unix:/path`.
+    advertise: what followers tell clients as the leader's address; empty: the pod's IP (POD_IP)
+        and the port.
+    tls: certificates, a must on every address that is not of this host.
+    insecure: plain text over the network all the same, for tests.
     """
 
     listen: str = "127.0.0.1:7443"
@@ -112,7 +130,10 @@ class Link(_Section, frozen=True):
 
 
 class Admin(_Section, frozen=True):
-    """The HTTP port for health, metrics and debugging."""
+    """The HTTP port for health, metrics and debugging.
+
+    listen: `host:port`. Pages below `/debug/` are served to this host only.
+    """
 
     listen: str = "127.0.0.1:8081"
 
@@ -120,9 +141,11 @@ class Admin(_Section, frozen=True):
 class Rules(_Section, frozen=True):
     """Times of the book of claims.
 
-    hold_s: an unbound claim is given back after this. linger_s: the claim of a force-deleted pod
-    is kept at least this long (or the pod's own grace, if longer). node_annotation_s: shortest
-    time between two writings of the node annotations.
+    hold_s: seconds after which a claim that is not bound is given back.
+    linger_s: seconds that the claim of a force-deleted pod is kept at least; the pod's own grace
+        period if that is longer.
+    node_annotation_s: shortest time in seconds between two writings of the node annotations; four
+        times that while pods wait, since each writing wakes all of them.
     """
 
     hold_s: Seconds = 60.0
@@ -131,7 +154,20 @@ class Rules(_Section, frozen=True):
 
 
 class Config(_Section, frozen=True):
-    """The whole file."""
+    """The top level.
+
+    api_version: version of this format.
+    policy: what the site allows and prefers; shared with the extenders.
+    pool: which nodes are shared.
+    slurm: how to reach slurmctld.
+    kube: how to reach the API server.
+    link: the port for extenders and the command line.
+    admin: the port for health and metrics.
+    rules: times of the book of claims.
+    eviction: how many pods may be evicted at once.
+    freshness: how old a reading of slurmctld may be.
+    log_level: lowest level that is logged; read at the start only.
+    """
 
     api_version: Literal["slurmbridge.dev/v1"]
     policy: Policy
