@@ -85,10 +85,6 @@ class TopologyIndex(msgspec.Struct, frozen=True, eq=False):
         """The greatest height."""
         return len(self.levels) - 1
 
-    def by_place(self, by_row: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-        """An array over rows, rearranged over places."""
-        return by_row[self.row]
-
     def sums(self, by_place: Ints, height: int) -> Ints:
         """Sums over the domains of a height: int64[D[h]]. O(N)."""
         if not len(by_place):

@@ -102,7 +102,7 @@ class Knapsack:
         goal = self._want
         for height, floor in enumerate(floors):
             if self._segments is not None and height == self._segments.height:
-                table, goal = self._in_pieces(table), self._want_pieces
+                table, goal = self._in_pieces(table, self._segments.kinds), self._want_pieces
             table = self._join(table, floor.parent, goal)
             if height + 1 < len(floors):
                 flat = table.reshape(len(table), -1)
@@ -141,11 +141,8 @@ class Knapsack:
         table[:, 0] = 0
         return table.reshape(len(free), *(b + 1 for b in box))
 
-    def _in_pieces(self, table: Ints) -> Ints:
+    def _in_pieces(self, table: Ints, kinds: Ints) -> Ints:
         """Of each table only what is a sum of whole pieces."""
-        if self._segments is None:
-            return table
-        kinds = self._segments.kinds
         widths = np.array(table.shape[1:], np.int64)
         box = []
         for kind, wanted in zip(kinds, self._want_pieces, strict=True):

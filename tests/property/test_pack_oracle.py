@@ -1,6 +1,6 @@
 import pytest
 
-from slurmbridge.topology import knapsack
+from slurmbridge.topology import exact, knapsack
 from slurmbridge.topology.gang import Placement
 from tests.support.pack_checks import answer, breaks_of, faults_of, fit_of, key_of
 from tests.support.pack_oracle import best, best_fit, random_case
@@ -28,6 +28,18 @@ def test_exhaustive_search_never_finds_a_lower_domain_or_fewer_children_or_a_tig
         if height:  # on one node there is no spread, and the choice is that of single pods
             found += fit_of(case, placement)
         assert found == wanted[: len(found)], (seed, case, placement)
+
+
+def test_where_best_fit_does_not_fit_into_a_cost_the_level_and_the_spread_are_still_the_least(
+    monkeypatch,
+):
+    monkeypatch.setattr(exact, "COST_BITS", 18)
+    for seed in range(0, CASES, 4):
+        case = random_case(seed)
+        index, placement = answer(case)
+        if isinstance(placement, Placement):
+            assert placement.exact
+            assert key_of(case, index, placement) == best(case), (seed, case, placement)
 
 
 def test_without_search_placements_are_possible_and_no_higher_for_pods_of_one_size(monkeypatch):

@@ -54,6 +54,15 @@ def test_a_preferred_level_keeps_it_until_it_may_climb():
     assert place_beside(INDEX, free, 4, [0], wish, climb=True) == 4
 
 
+def test_a_wish_for_the_accelerator_dimension_keeps_it_there():
+    leaf = Places("labels", ("leaf",), {n: (f"l{i // 2}",) for i, n in enumerate(NODES)})
+    nvl = {n: (f"x{i % 2 + 2 * (i // 4)}",) for i, n in enumerate(NODES)}
+    index = build(NODES, [leaf, Places("labels", ("nvlink",), nvl, side=True)]).index
+    free = np.array([0, 8, 8, 8, 8, 8, 8, 8])
+    assert place_beside(index, free, 4, [0]) == 1
+    assert place_beside(index, free, 4, [0], Wish("required", "nvlink")) == 2
+
+
 def test_only_candidates_are_used_and_an_unknown_level_is_refused():
     candidates = np.array([name == "n7" for name in NODES])
     assert place_beside(INDEX, FULL, 1, [0], candidates=candidates) == 7

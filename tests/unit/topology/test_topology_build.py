@@ -119,6 +119,19 @@ def test_the_graph_of_a_generation_is_a_forest_with_every_node_in_it():
     ]
 
 
+def test_levels_named_like_ours_do_no_harm():
+    own = labels("node", "cluster", node="abcdefgh", cluster="xxxxyyyy")
+    index = build(NODES, [own]).index
+    assert index.levels == ("node", "cluster", "whole-cluster")
+
+
+def test_a_site_may_say_that_nothing_is_linked():
+    side = labels("accelerator", accelerator="xyxyxyxy", side=True)
+    index = build(NODES, [side], linked=False).index
+    assert index.levels == ("node",)
+    assert index.side.levels == ("node", "accelerator")
+
+
 def test_a_record_travels_and_gives_the_same_index():
     topology = build(
         NODES,

@@ -135,6 +135,11 @@ def test_a_switch_described_twice_or_with_nothing_under_it_is_reported():
     ]
 
 
+def test_a_last_line_that_is_to_be_continued_is_read_as_it_is():
+    places, problems = tree("SwitchName=s \\\n Nodes=a \\")
+    assert (dict(places.of), problems) == ({"a": ("s",)}, [])
+
+
 FAULTY = {
     "a host list that is none": ("SwitchName=s Nodes=a[1-", "topology.conf:1"),
     "a line of another file": ("SwitchName=s Nodes=a\nNodeName=a Gres=gpu:8", "topology.conf:2"),
