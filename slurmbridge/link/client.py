@@ -14,17 +14,15 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import grpc
 import grpc.aio
-import msgspec
 
 from slurmbridge.clock import Clock
-from slurmbridge.link import codec
 from slurmbridge.link import fault as faults
 from slurmbridge.link._gen import pool_pb2 as pb
 from slurmbridge.link.address import Address, check_security, parse_address
 from slurmbridge.link.channel import Endpoint, connect, open_channel, resolve
 from slurmbridge.link.fault import error_of, read_fault
-from slurmbridge.link.freshness import AgeMeter, TermGuard
 from slurmbridge.link.message import VERSION, ClaimAsk, ClaimGrant, ReleaseAsk
+from slurmbridge.link.replica import LinkStats, OnChange, Replica, Stream
 from slurmbridge.link.tls import Tls
 from slurmbridge.log import get_logger
 from slurmbridge.pool.errors import (
@@ -37,17 +35,13 @@ from slurmbridge.pool.errors import (
     Problem,
 )
 from slurmbridge.pool.policy import Policy
-from slurmbridge.pool.view import View, apply_delta
+from slurmbridge.pool.view import View
 
 _log = get_logger(__name__)
 _T = TypeVar("_T")
 
 SILENCE_S: Final = 3.0
 """The server speaks at least each second; after this long without a word it is given up."""
-LAG_S: Final = 1.0
-LAG_FOR_S: Final = 5.0
-"""A stream whose messages come more than LAG_S late for this long is opened anew: either the way is
-that slow, or one of the two clocks has stood still (a paused virtual machine)."""
 HOPS: Final = 3
 """How many hints are followed in a row: two followers may name each other for a while."""
 BACK_OFF_S: Final = 0.1
@@ -66,16 +60,6 @@ def back_off_s(attempt: int, roll: float) -> float:
     """
     span = min(BACK_OFF_CAP_S, BACK_OFF_S * 2.0 ** min(attempt, 16))
     return span * (0.5 + 0.5 * roll)
-
-
-class LinkStats(msgspec.Struct):
-    """What happened since the start, for metrics."""
-
-    streams: int = 0
-    wholes: int = 0
-    deltas: int = 0
-    protocol_errors: int = 0
-    silences: int = 0
 
 
 class _Leader(NamedTuple):
@@ -121,7 +105,7 @@ class LinkClient:
         insecure: bool = False,
         server_name: str = "",
         name: str = "extender",
-        on_change: Callable[[View | None, Policy | None], None] | None = None,
+        on_change: OnChange | None = None,
     ) -> None:
         self._insecure = insecure
         self._tls = tls
@@ -130,38 +114,34 @@ class LinkClient:
         self._rng = rng
         self._server_name = server_name
         self._name = name
-        self._on_change = on_change
-        self._terms = TermGuard()
-        self._view: View | None = None
-        self._policy: Policy | None = None
-        self._meter: AgeMeter | None = None
+        self._replica = Replica(clock, on_change)
         self._leader: _Leader | None = None
         self._silent: Endpoint | None = None
         self._running: asyncio.Task[Any] | None = None
         self._is_closed = False
-        self.stats = LinkStats()
 
     # What is known.
 
     @property
     def view(self) -> View | None:
         """The newest view; None before the first, and after a new leader was seen until its own."""
-        return self._view
+        return self._replica.view
 
     @property
     def policy(self) -> Policy | None:
         """The policy that came with the view."""
-        return self._policy
+        return self._replica.policy
 
     @property
     def generation(self) -> int | None:
         """Generation of the view, within its term."""
-        return None if self._view is None else self._view.generation
+        view = self._replica.view
+        return None if view is None else view.generation
 
     @property
     def term(self) -> str:
         """The newest leadership seen; "" before the first."""
-        return self._terms.current
+        return self._replica.term
 
     @property
     def leader(self) -> str:
@@ -170,9 +150,12 @@ class LinkClient:
 
     def age_s(self) -> float | None:
         """Seconds since the reading of slurmctld behind the view began, at most; None: no view."""
-        if self._view is None or self._meter is None:
-            return None
-        return self._meter.age_s(self._clock.monotonic())
+        return self._replica.age_s()
+
+    @property
+    def stats(self) -> LinkStats:
+        """What happened since the start."""
+        return self._replica.stats
 
     # What can be asked.
 
@@ -192,7 +175,7 @@ class LinkClient:
             name=ask.name,
             kube_node=ask.kube_node,
             cause=ask.cause,
-            term=self._terms.current,
+            term=self._replica.term,
         )
         call = leader.channel.unary_unary(
             _PREFIX + "Claim", pb.ClaimRequest.SerializeToString, pb.ClaimReply.FromString
@@ -322,7 +305,7 @@ class LinkClient:
                     _PREFIX + "Watch", pb.WatchRequest.SerializeToString, pb.ViewMessage.FromString
                 )(pb.WatchRequest(version=VERSION, client=self._name))
                 self.stats.streams += 1
-                await self._read(call, channel, endpoint, AgeMeter(asked))
+                await self._read(call, channel, endpoint, asked)
             why = "the stream ended"
         except grpc.aio.AioRpcError as error:
             hint = self._hint(error)
@@ -355,85 +338,19 @@ class LinkClient:
         call: grpc.aio.UnaryStreamCall[Any, Any],
         channel: grpc.aio.Channel,
         endpoint: Endpoint,
-        meter: AgeMeter,
+        asked: float,
     ) -> None:
         """Take in messages until the stream ends."""
-        has_whole = False
-        late_since: float | None = None
+        stream = Stream(asked)
         while True:
             async with asyncio.timeout(SILENCE_S):
                 message = await call.read()
             if not isinstance(message, pb.ViewMessage):
                 return
-            has_whole = self._take(message, meter, has_whole=has_whole)
+            self._replica.take(stream, message)
             if self._leader is None:
                 self._leader = _Leader(channel, endpoint)
                 _log.info("leader found", leader=self.leader, term=self.term)
-            now = self._clock.monotonic()
-            if meter.delay_s <= LAG_S:
-                late_since = None
-            elif late_since is None:
-                late_since = now
-            elif now - late_since > LAG_FOR_S:
-                text = f"messages come {meter.delay_s:.1f} s late"
-                raise PeerUnavailable("bridge", "Watch", text)
-
-    def _take(self, message: pb.ViewMessage, meter: AgeMeter, *, has_whole: bool) -> bool:
-        """Take in one message; whether the stream has given a whole view by now."""
-        if message.version != VERSION:
-            text = f"version {message.version} of the link; we read {VERSION}"
-            raise PeerProtocolError("bridge", "Watch", text)
-        was, policy_was = self._view, self._policy
-        now = self._clock.monotonic()
-        if message.term and not self._terms.admits(message.term, now):
-            raise PeerUnavailable("bridge", "Watch", f"leadership {message.term} is over")
-        if was is not None and message.term and was.term != message.term:
-            self._view = None
-        view = self._changed_view(message, has_whole=has_whole)
-        if message.HasField("policy"):
-            decoded = codec.decode_policy(message.policy)
-            self._policy = self._policy if decoded == self._policy else decoded
-        meter.hear(
-            message.sent_s,
-            message.age_s if message.HasField("age_s") else None,
-            now,
-        )
-        if view is not None:
-            # Only now: until its whole view is here, the old one goes on aging by its own stream.
-            self._view, self._meter, has_whole = view, meter, True
-        if self._policy is not policy_was or not _same_content(was, self._view):
-            self._tell()
-        return has_whole
-
-    def _changed_view(self, message: pb.ViewMessage, *, has_whole: bool) -> View | None:
-        body = message.WhichOneof("body")
-        if body == "whole":
-            view = codec.decode_view(message.whole)
-            if (view.term, view.generation) != (message.term, message.generation):
-                raise PeerProtocolError("bridge", "Watch", "whole view is not what was announced")
-            self.stats.wholes += 1
-            return view
-        if not has_whole or self._view is None:
-            if body == "delta":
-                raise PeerProtocolError("bridge", "Watch", "delta before the whole view")
-            return None
-        if body == "delta":
-            changed = apply_delta(self._view, codec.decode_delta(message.delta))
-            if changed is None or changed.generation != message.generation:
-                raise PeerProtocolError("bridge", "Watch", "delta does not fit the view")
-            self.stats.deltas += 1
-            return changed
-        if message.generation != self._view.generation:
-            raise PeerProtocolError("bridge", "Watch", "a generation was left out")
-        return None
-
-    def _tell(self) -> None:
-        if self._on_change is None:
-            return
-        try:
-            self._on_change(self._view, self._policy)
-        except Exception:  # noqa: BLE001 - a faulty reader must not cost us the stream
-            _log.exception("reader of the view failed")
 
     def _hint(self, error: grpc.aio.AioRpcError) -> Address | None:
         fault = read_fault(error)
@@ -493,12 +410,6 @@ class LinkClient:
         if problems:
             raise ConfigError(problems)
         return addresses
-
-
-def _same_content(one: View | None, other: View | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return (one.term, one.generation) == (other.term, other.generation)
 
 
 async def _answered(op: str, call: Awaitable[_T]) -> _T:

@@ -1,8 +1,7 @@
 """The bridge's side of the link: streams the view to every extender, takes their claims.
 
-Only the leader speaks; a follower says who leads. What is published is encoded once and shared by
-all streams. A client that reads too slowly loses its queue and gets the whole view next: memory is
-bounded, and it never falls behind for good. Everything runs on the event loop of the bridge, so
+Only the leader speaks; a follower says who leads. What is streamed is in `feed`; here are the gRPC
+methods, their limits, deadlines and faults. Everything runs on the event loop of the bridge, so
 nothing here is locked.
 """
 
@@ -10,22 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 import grpc
 import grpc.aio
 import msgspec
 
 from slurmbridge.clock import Clock
-from slurmbridge.link import codec
 from slurmbridge.link import fault as faults
 from slurmbridge.link._gen import pool_pb2 as pb
 from slurmbridge.link.address import Address, check_security, parse_address
-from slurmbridge.link.delta import difference
 from slurmbridge.link.fault import Fault, abort, fault_of
-from slurmbridge.link.freshness import TermGuard
+from slurmbridge.link.feed import Feed, LinkCounts, Watcher
 from slurmbridge.link.message import VERSION, ClaimAsk, ClaimGrant, ReleaseAsk
 from slurmbridge.link.tls import Tls, peer_is_allowed, server_credentials
 from slurmbridge.log import cause_scope, get_logger
@@ -93,63 +89,6 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     queue: int = 16
 
 
-class LinkCounts(msgspec.Struct):
-    """What happened since the start, for metrics."""
-
-    wholes: int = 0
-    deltas: int = 0
-    heartbeats: int = 0
-    collapsed: int = 0
-    claims: int = 0
-    overloaded: int = 0
-
-
-class _Published(NamedTuple):
-    view: View
-    policy: Policy
-    policy_bytes: bytes
-    born: float
-    """Our monotonic time at which the reading behind the view began."""
-
-
-class _Change(NamedTuple):
-    generation: int
-    delta: bytes
-    policy: bytes | None
-    born: float
-
-
-class _Watcher:
-    """One stream: what it has not been sent yet."""
-
-    def __init__(self, bound: int) -> None:
-        self.queue: deque[_Change] = deque()
-        self.wants_whole = True
-        self.over: Fault | None = None
-        self.wake = asyncio.Event()
-        self._bound = bound
-
-    def offer(self, change: _Change) -> bool:
-        """Queue a change; whether that made the queue collapse into "whole view next"."""
-        self.wake.set()
-        if self.wants_whole:
-            return False
-        if len(self.queue) >= self._bound:
-            self.start_anew()
-            return True
-        self.queue.append(change)
-        return False
-
-    def start_anew(self) -> None:
-        self.queue.clear()
-        self.wants_whole = True
-        self.wake.set()
-
-    def end(self, fault: Fault) -> None:
-        self.over = fault
-        self.wake.set()
-
-
 class _Lane:
     """Calls of one kind in progress."""
 
@@ -203,14 +142,7 @@ class LinkServer:
         self._claims = _Lane(limits.claims)
         self._questions = _Lane(limits.queries)
         self._server: grpc.aio.Server | None = None
-        self._watchers: set[_Watcher] = set()
-        self._leads = False
-        self._hint = ""
-        self._term = ""
-        self._terms = TermGuard()
-        self._published: _Published | None = None
-        self._whole: bytes | None = None
-        self.counts = LinkCounts()
+        self._feed = Feed(clock, limits.queue)
 
     @property
     def address(self) -> str:
@@ -220,7 +152,12 @@ class LinkServer:
     @property
     def watchers(self) -> int:
         """Open streams."""
-        return len(self._watchers)
+        return len(self._feed.watchers)
+
+    @property
+    def counts(self) -> LinkCounts:
+        """What happened since the start."""
+        return self._feed.counts
 
     async def start(self) -> None:
         """Listen.
@@ -240,87 +177,18 @@ class LinkServer:
 
     async def stop(self) -> None:
         """End all streams and calls; may be called twice."""
-        self._leads = False
-        for watcher in self._watchers:
-            watcher.end(Fault(faults.UNAVAILABLE, text="the bridge stops"))
+        self._feed.end(Fault(faults.UNAVAILABLE, text="the bridge stops"))
         if self._server is not None:
             server, self._server = self._server, None
             await server.stop(STOP_S)
 
     def set_leader(self, is_leader: bool, leader_hint: str = "", *, term: str = "") -> None:
-        """Lead or follow.
-
-        Args:
-            is_leader: whether we hold the Lease.
-            leader_hint: address of the leader as clients reach it, as far as known.
-            term: what the views of this leadership will carry, as `make_term` makes it. Empty: that
-                of the first view published.
-
-        """
-        self._hint = leader_hint
-        if is_leader and self._leads and term in ("", self._term):
-            return
-        if self._leads:
-            # Whatever comes later of this leadership (a reading that was under way) is void, also
-            # when we lead again: others have granted claims meanwhile.
-            self._terms.retire(self._term, self._clock.monotonic())
-            self._published, self._whole, self._term = None, None, ""
-            for watcher in self._watchers:
-                watcher.end(self._not_leader())
-        self._leads = is_leader
-        if is_leader and term:
-            self._take_up(term)
+        """Lead or follow; see `Feed.set_leader`."""
+        self._feed.set_leader(is_leader, leader_hint, term=term)
 
     def publish(self, view: View, policy: Policy) -> None:
-        """Stream a view; to be called for each new view, also when only `as_of` is newer.
-
-        Does nothing while we follow, and nothing with a view of another leadership.
-
-        Cost at 5,000 nodes: see docs/adr/0004-link-encoding.md; independent of the watchers but for
-        one queue entry each.
-
-        Raises:
-            InvariantError: the generation went back, or stands while the content changed.
-
-        """
-        if not self._leads:
-            return
-        if view.term != self._term and not (self._term == "" and self._take_up(view.term)):
-            _log.warning("view of another term not published", of=view.term, term=self._term)
-            return
-        old, now = self._published, self._clock.monotonic()
-        if old is None:
-            born = now - max(self._clock.wall() - view.as_of, 0.0)
-            new = _Published(view, policy, codec.encode(policy), born)
-            self._published, self._whole = new, None
-            for watcher in self._watchers:
-                watcher.start_anew()
-            return
-        delta = difference(old.view, view)
-        if view.as_of == old.view.as_of:
-            # The same reading does not get younger when someone sets the wall clock.
-            born = old.born
-        else:
-            born = now - max(self._clock.wall() - view.as_of, 0.0)
-        same_policy = policy == old.policy
-        policy_bytes = old.policy_bytes if same_policy else codec.encode(policy)
-        self._published = _Published(view, policy, policy_bytes, born)
-        self._whole = None
-        if delta is None:
-            for watcher in self._watchers:
-                watcher.start_anew()
-            return
-        change = _Change(
-            view.generation, codec.encode(delta), None if same_policy else policy_bytes, born
-        )
-        for watcher in self._watchers:
-            self.counts.collapsed += watcher.offer(change)
-
-    def _take_up(self, term: str) -> bool:
-        if not self._terms.admits(term, self._clock.monotonic()):
-            return False
-        self._term = term
-        return True
+        """Stream a view; see `Feed.publish`."""
+        self._feed.publish(view, policy)
 
     # Below: what the clients call.
 
@@ -330,22 +198,21 @@ class LinkServer:
         if request.version < VERSION:
             text = f"this bridge speaks version {VERSION} of the link, not {request.version}"
             await abort(context, Fault(faults.REJECTED, text=text, reason="version"))
-        if len(self._watchers) >= self._limits.watchers:
+        if self.watchers >= self._limits.watchers:
             await self._overloaded(context, "too many watchers")
-        watcher = _Watcher(self._limits.queue)
-        self._watchers.add(watcher)
+        watcher = self._feed.join()
         _log.info("watcher came", client=request.client, peer=context.peer())
         try:
-            fault = await self._feed(watcher, arrived, context)
+            fault = await self._send(watcher, arrived, context)
         finally:
-            self._watchers.discard(watcher)
+            self._feed.leave(watcher)
             _log.info("watcher left", client=request.client, peer=context.peer())
         await abort(context, fault)
 
-    async def _feed(self, watcher: _Watcher, arrived: float, context: _Context) -> Fault:
+    async def _send(self, watcher: Watcher, arrived: float, context: _Context) -> Fault:
         is_first = True
         while watcher.over is None:
-            message = self._next(watcher)
+            message = self._feed.next_for(watcher)
             if message is None and not is_first:
                 watcher.wake.clear()
                 try:
@@ -355,7 +222,7 @@ class LinkServer:
                 except TimeoutError:
                     pass
             if message is None:
-                message = self._heartbeat()
+                message = self._feed.heartbeat()
             is_first = False
             message.sent_s = self._clock.monotonic() - arrived
             try:
@@ -365,52 +232,9 @@ class LinkServer:
                 return Fault(faults.UNAVAILABLE, text=f"did not read for {WRITE_S:g} s")
         return watcher.over
 
-    def _next(self, watcher: _Watcher) -> pb.ViewMessage | None:
-        """What the stream is to be sent now, aged as of now; None: it has everything."""
-        published, now = self._published, self._clock.monotonic()
-        if published is None:
-            return None
-        if watcher.wants_whole:
-            watcher.wants_whole = False
-            self.counts.wholes += 1
-            if self._whole is None:
-                self._whole = codec.encode(published.view)
-            return pb.ViewMessage(
-                version=VERSION,
-                term=self._term,
-                age_s=now - published.born,
-                generation=published.view.generation,
-                whole=self._whole,
-                policy=published.policy_bytes,
-            )
-        if not watcher.queue:
-            return None
-        change = watcher.queue.popleft()
-        self.counts.deltas += 1
-        return pb.ViewMessage(
-            version=VERSION,
-            term=self._term,
-            age_s=now - change.born,
-            generation=change.generation,
-            delta=change.delta,
-            policy=change.policy,
-        )
-
-    def _heartbeat(self) -> pb.ViewMessage:
-        self.counts.heartbeats += 1
-        published = self._published
-        if published is None:
-            return pb.ViewMessage(version=VERSION, term=self._term)
-        return pb.ViewMessage(
-            version=VERSION,
-            term=self._term,
-            age_s=self._clock.monotonic() - published.born,
-            generation=published.view.generation,
-        )
-
     async def _claim(self, request: pb.ClaimRequest, context: _Context) -> pb.ClaimReply:
         await self._admit(context)
-        if request.term and request.term != self._term:
+        if request.term and request.term != self._feed.term:
             text = "the node was chosen on the view of another leader"
             await abort(context, Fault(faults.UNAVAILABLE, text=text))
         ask = ClaimAsk(
@@ -482,15 +306,12 @@ class LinkServer:
             _log.warning("client refused: no name of its certificate is allowed")
             text = "no name in the certificate is allowed here"
             await abort(context, Fault(faults.FORBIDDEN, text=text))
-        if not self._leads:
-            await abort(context, self._not_leader())
+        if not self._feed.leads:
+            await abort(context, self._feed.not_leader)
 
     async def _overloaded(self, context: _Context, text: str) -> NoReturn:
         self.counts.overloaded += 1
         await abort(context, Fault(faults.OVERLOADED, text=text))
-
-    def _not_leader(self) -> Fault:
-        return Fault(faults.NOT_LEADER, text="this bridge does not lead", leader=self._hint)
 
     def _handlers(self) -> grpc.GenericRpcHandler:
         unary = grpc.unary_unary_rpc_method_handler

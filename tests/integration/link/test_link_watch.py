@@ -328,7 +328,7 @@ async def test_a_client_that_does_not_read_is_kept_within_bounds_and_then_gets_t
             nodes |= {name: make_node(name, free=step % 8) for name in names[:1500]}
             bridge.publish(*nodes.values())
             await asyncio.sleep(0)
-            assert all(len(w.queue) <= 4 for w in bridge.server._watchers)
+            assert all(len(w.queue) <= 4 for w in bridge.server._feed.watchers)
             if step % 4 == 0:
                 await asyncio.sleep(0.01)
         await until(lambda: bridge.server.counts.collapsed > 0)
@@ -469,7 +469,7 @@ async def test_after_a_fault_in_the_stream_the_client_starts_anew(messages):
 
 
 async def test_a_stream_that_lags_for_long_is_opened_anew(monkeypatch):
-    monkeypatch.setattr("slurmbridge.link.client.LAG_FOR_S", 0.2)
+    monkeypatch.setattr("slurmbridge.link.replica.LAG_FOR_S", 0.2)
     beat = {"version": 1, "term": "t1", "age_s": 0.1, "generation": 1}
 
     class Lagging(Speaker):
