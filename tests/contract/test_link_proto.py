@@ -1,14 +1,11 @@
 """The committed code of the link is what its .proto gives, and the .proto keeps its promises."""
 
 import re
-import subprocess
 import sys
-from pathlib import Path
 
-import slurmbridge.link
 from slurmbridge.link._gen import pool_pb2 as pb
+from tests.support.proto import ROOT, generate
 
-ROOT = Path(slurmbridge.link.__file__).parents[2]
 GEN = ROOT / "slurmbridge/link/_gen"
 
 
@@ -19,14 +16,9 @@ def without_version(text):
 
 
 def test_generating_again_gives_the_same(tmp_path):
-    subprocess.run(
-        [sys.executable, "-m", "grpc_tools.protoc", "-Islurmbridge/link/_gen=slurmbridge/link",
-         f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", "slurmbridge/link/_gen/pool.proto"],
-        cwd=ROOT, check=True, timeout=60,
-    )  # fmt: skip
-    for name in ("pool_pb2.py", "pool_pb2.pyi"):
-        fresh = (tmp_path / "slurmbridge/link/_gen" / name).read_text()
-        assert without_version(fresh) == without_version((GEN / name).read_text()), name
+    for fresh in generate(sys.executable, tmp_path):
+        committed = GEN / fresh.name
+        assert without_version(fresh.read_text()) == without_version(committed.read_text())
 
 
 def test_the_generated_code_asks_for_no_newer_runtime_than_the_project_allows():
