@@ -53,7 +53,7 @@ class Story:
         self.screen.pool(self._pool())
         row = self._pool()[0]
         self.screen.say(
-            f"who owns what on {row['node']}, asked with `slurmbridge who {row['node']}`:"
+            f"`slurmbridge who {row['node']}` tells who owns what:"
         )
         for gpu in self.product.cli("who", row["node"])["gpus"]:
             owner = gpu["pod"] or (f"job {gpu['jobId']} of {gpu['user']}" if gpu["jobId"] else "")
@@ -200,12 +200,12 @@ def main() -> int:
             for text in broken:
                 screen.say(f"BROKEN: {text}")
             if not broken:
-                screen.say(f"{watch.samples} samples: no GPU ever had two owners")
+                screen.say(f"{len(watch.samples)} samples: no GPU ever had two owners")
             result = {
                 "gpus": NODES * GPUS,
                 "native_jobs": len(story.jobs),
                 "pods_bound": len(story.bound),
-                "samples": watch.samples,
+                "samples": len(watch.samples),
                 "double_owned": len(watch.double_owned),
                 "seconds": round(time.monotonic() - began, 1),
             }

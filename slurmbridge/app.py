@@ -52,7 +52,7 @@ from slurmbridge.pool.raw import RawNode, RawPod
 from slurmbridge.pool.record import KubeNode, PodRecord, SlurmSnapshot
 from slurmbridge.slurm.claims import SlurmClaims
 from slurmbridge.slurm.command import SlurmCommand
-from slurmbridge.slurm.poller import Pace, Poller, next_interval
+from slurmbridge.slurm.poller import Pace, Poller
 from slurmbridge.slurm.reader import SlurmReader
 
 _log = get_logger(__name__)
@@ -235,13 +235,11 @@ class Bridge:
         """Queue an event. The bound is far beyond any healthy backlog: reaching it is a bug."""
         self._events.put_nowait(event)
 
-    def _on_snapshot(self, snapshot: SlurmSnapshot) -> None:
+    def _on_snapshot(self, snapshot: SlurmSnapshot, interval_s: float) -> None:
         self.metrics.polls.labels("ok").inc()
         self.metrics.poll_cost.observe(snapshot.cost_s)
         self.metrics.poll_wall.observe(snapshot.ended - snapshot.began)
-        poll = self._config.slurm.poll
-        pace = Pace(budget=poll.budget, min_s=poll.min_s, max_s=poll.max_s)
-        self._emit(ev.Polled(snapshot, next_interval(pace, snapshot.cost_s)))
+        self._emit(ev.Polled(snapshot, interval_s))
 
     def _on_poll_error(self, error: PeerError) -> None:
         self.metrics.polls.labels("failed").inc()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -19,6 +20,11 @@ from slurmbridge.pool.errors import PeerError
 from slurmbridge.pool.record import SlurmSnapshot
 
 LONGEST_PAUSE_S: Final = 4.0
+"""Longest pause after failures, seconds: how late we may notice that slurmctld is back."""
+
+COSTS: Final = 3
+"""The cost is seen from outside, so a busy host of ours looks like a busy slurmctld: the least of
+so many readings counts, and a lasting rise is followed after as many."""
 SPREAD: Final = 0.1
 """An interval is made longer by up to this share, so that readers of one slurmctld part."""
 
@@ -63,7 +69,8 @@ class Poller:
 
     Args:
         read: makes a snapshot (`SlurmReader.snapshot`).
-        on_snapshot, on_failure: told of each result, in order; they must not raise.
+        on_snapshot, on_failure: told of each result, in order; they must not raise. on_snapshot is
+            told the seconds until the next reading too.
         pace: bounds.
         clock: to wait by.
         jitter: a random number of [0, 1) at each call.
@@ -73,7 +80,7 @@ class Poller:
     def __init__(
         self,
         read: Callable[[], Awaitable[SlurmSnapshot]],
-        on_snapshot: Callable[[SlurmSnapshot], None],
+        on_snapshot: Callable[[SlurmSnapshot, float], None],
         on_failure: Callable[[PeerError], None],
         *,
         pace: Pace,
@@ -95,6 +102,7 @@ class Poller:
     async def run(self) -> None:
         """Read until cancelled. Errors that are not a `PeerError` are bugs and end it."""
         failures = 0
+        costs: deque[float] = deque(maxlen=COSTS)
         while True:
             self._poked.clear()
             try:
@@ -106,8 +114,10 @@ class Poller:
                 await self._clock.sleep(backoff(self._pace, failures, self._jitter()))
                 continue
             failures = 0
-            self._on_snapshot(snapshot)
-            await self._wait(next_interval(self._pace, snapshot.cost_s, self._jitter()))
+            costs.append(snapshot.cost_s)
+            interval = next_interval(self._pace, min(costs), self._jitter())
+            self._on_snapshot(snapshot, interval)
+            await self._wait(interval)
 
     async def _wait(self, seconds: float) -> None:
         first = min(self._pace.min_s, seconds)
