@@ -1,0 +1,258 @@
+"""Single steps on single claims and fillers; `claims` and `cover` put them together.
+
+Every answer is read back before it counts: only slurmctld knows which GPUs it gave, and a site's
+plugins may change a request on its way. What is not known is said so: after a lost answer a claim
+may exist (a salloc that was killed while it waited left a running allocation in 2 of 29 tries on
+22.05; SIGTERM it ignores meanwhile; a killed sbatch leaves its job), hence `ClaimUncertain`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+from slurmbridge.clock import Clock
+from slurmbridge.pool.claim import Claim, ClaimRequest, filler_of, write_comment
+from slurmbridge.pool.errors import (
+    ClaimUncertain,
+    ParseError,
+    PeerProtocolError,
+    PeerRejected,
+    PeerTimeout,
+    PeerUnavailable,
+)
+from slurmbridge.pool.record import GpuUse, SlurmJob
+from slurmbridge.slurm.claim_argv import (
+    PLACEHOLDER_SCRIPT,
+    allocate_argv,
+    cancel_argv,
+    comment_argv,
+    granted_id,
+    limit_argv,
+    placeholder_argv,
+    submitted_id,
+)
+from slurmbridge.slurm.command import PEER, SlurmCommand
+from slurmbridge.slurm.details import JobDetails
+from slurmbridge.slurm.queue import make_mark, queue_argv, read_queue
+from slurmbridge.slurm.reader import SlurmReader
+from slurmbridge.slurm.refusal import RefusalReason
+from slurmbridge.slurm.text import read_nodes
+
+LOOK_S: Final = 0.05
+"""First pause between two looks at a job that is on its way; doubled up to `MOST_LOOK_S`."""
+MOST_LOOK_S: Final = 0.4
+
+CANCEL_AT_ONCE: Final = 512
+"""Job ids a scancel: with filters, each call loads the whole job list."""
+
+
+class ClaimTool:
+    """Runs Slurm's tools on claims; safe for any number of tasks of one event loop.
+
+    `ends` is always a deadline: seconds of the monotonic clock.
+
+    Args:
+        command: runs the tools, as root or SlurmUser: nobody else may have top priority. Slurm
+            stores its environment with queued claims, so it should be a bare one.
+        reader: reads slurmctld.
+        owner_uid: the Unix user id that `command` runs as.
+
+    """
+
+    def __init__(
+        self, command: SlurmCommand, reader: SlurmReader, owner_uid: int, clock: Clock
+    ) -> None:
+        self.owner_uid = owner_uid
+        self.clock = clock
+        self._command = command
+        self._reader = reader
+        self._details = JobDetails(command)
+
+    async def allocate(self, request: ClaimRequest, ends: float, comment: str = "") -> Claim:
+        """Make a claim now, or be refused now, and read it back.
+
+        Raises:
+            PeerRejected: nothing was made.
+            ClaimUncertain: it may have been made.
+
+        """
+        op = f"salloc on {request.slurm_node}"
+        argv = allocate_argv(request, comment)
+        try:
+            result = await self._command.run(argv, timeout_s=self._left(ends))
+        except PeerUnavailable as error:
+            raise ClaimUncertain(PEER, op, str(error)) from error
+        job_id = granted_id(result.stderr)
+        if job_id is None:
+            raise ClaimUncertain(PEER, op, f"granted, but which job? {result.stderr[-256:]}")
+        try:
+            return await self.wait_claim(job_id, request, ends, comment)
+        except PeerUnavailable as error:
+            raise ClaimUncertain(PEER, op, str(error), job_id) from error
+
+    async def submit(self, request: ClaimRequest, ends: float, comment: str = "") -> int:
+        """Queue a claim as a batch job; its job id.
+
+        Raises:
+            PeerRejected: nothing was queued.
+            ClaimUncertain: it may have been queued.
+
+        """
+        op = f"sbatch on {request.slurm_node}"
+        argv = placeholder_argv(request, comment)
+        try:
+            result = await self._command.run(
+                argv, timeout_s=self._left(ends), stdin=PLACEHOLDER_SCRIPT
+            )
+        except PeerUnavailable as error:
+            raise ClaimUncertain(PEER, op, str(error)) from error
+        job_id = submitted_id(result.stdout)
+        if job_id is None:
+            raise ClaimUncertain(PEER, op, f"queued, but which job? {result.stdout[-256:]}")
+        return job_id
+
+    async def wait_claim(
+        self, job_id: int, request: ClaimRequest, ends: float, comment: str = ""
+    ) -> Claim:
+        """Wait until a job of ours runs, and check that it is what was asked for.
+
+        It may wait in the queue first, or for a Prolog (`PrologFlags=Alloc`).
+
+        Raises:
+            PeerTimeout: it does not run yet.
+            PeerUnavailable: no usable answer, or the job is not there: slurmctld has forgotten it.
+            PeerRejected: it has ended, or Slurm made something else of the request; it is ended.
+
+        """
+        comment = comment or write_comment(request.id, request.ref)
+        pause = LOOK_S
+        while True:
+            job = await self.job(job_id, ends)
+            if job is None or not self.is_named(job, request.id.job_name) or job.comment != comment:
+                raise PeerUnavailable(PEER, f"job {job_id}", "granted, and then not there")
+            if not job.state.holds_resources and job.state.base != "PENDING":
+                text = f"granted, and then {job.state.base} ({job.reason})"
+                raise PeerRejected(PEER, f"job {job_id}", text, RefusalReason.OTHER)
+            use = None if job.gpus is None else job.gpus.get(request.slurm_node)
+            if job.state.base == "RUNNING" and job.gpus is not None:
+                break
+            if self.clock.monotonic() + pause > ends:
+                raise PeerTimeout(PEER, f"job {job_id}", f"still {job.state.base} ({job.reason})")
+            await self.clock.sleep(pause)
+            pause = min(MOST_LOOK_S, 2 * pause)
+        if use is None or job.nodes != (request.slurm_node,) or not _fits(use, request):
+            await self.end(request.id.job_name, [job_id], ends)
+            text = f"asked for {request.ask.gpu}, got {job.gpus}"
+            raise PeerRejected(PEER, f"job {job_id}", text, RefusalReason.OTHER)
+        return Claim(
+            id=request.id,
+            job_id=job_id,
+            slurm_node=request.slurm_node,
+            gpus=use,
+            state=job.state,
+            granted=self.clock.wall(),
+            ends=job.end,
+            started=job.start,
+        )
+
+    async def promote(self, job_id: int, request: ClaimRequest, ends: float) -> Claim:
+        """Make a running filler the claim: give it the comment of one.
+
+        Raises:
+            PeerRejected: it is not there any more.
+            ClaimUncertain: it may be the claim now.
+
+        """
+        argv = comment_argv(job_id, write_comment(request.id, request.ref))
+        try:
+            await self._command.run(argv, timeout_s=self._left(ends))
+            return await self.wait_claim(job_id, request, ends)
+        except PeerUnavailable as error:
+            raise ClaimUncertain(PEER, f"update of job {job_id}", str(error), job_id) from error
+
+    async def set_limit(self, job_id: int, minutes: int, ends: float) -> None:
+        """Set the time limit of a job, minutes from its start."""
+        await self._command.run(limit_argv(job_id, minutes), timeout_s=self._left(ends))
+
+    async def end(self, job_name: str, job_ids: Sequence[int], ends: float) -> None:
+        """End jobs of ours by id, name and owner; one that is over already is no error."""
+        for at in range(0, len(job_ids), CANCEL_AT_ONCE):
+            argv = cancel_argv(job_name, self.owner_uid, job_ids[at : at + CANCEL_AT_ONCE])
+            try:
+                await self._command.run(argv, timeout_s=self._left(ends))
+            except PeerRejected as error:
+                if error.reason not in (RefusalReason.IDENTITY, RefusalReason.COMPLETING):
+                    raise
+
+    async def job(self, job_id: int, ends: float) -> SlurmJob | None:
+        """One job; None: slurmctld says that there is none."""
+        async with self._until(ends, f"show job {job_id}"):
+            return await self._details.job(job_id)
+
+    async def jobs(self, job_ids: Sequence[int], ends: float) -> list[SlurmJob]:
+        """Those of some jobs that slurmctld knows."""
+        async with self._until(ends, "show job"):
+            found = await asyncio.gather(*(self._details.job(job_id) for job_id in job_ids))
+            return [job for job in found if job is not None]
+
+    async def jobs_named(self, job_name: str, ends: float) -> list[SlurmJob]:
+        """All jobs of a name, of all users and states, with their GPUs."""
+        async with self._until(ends, f"squeue --name={job_name}"):
+            return await self._reader.jobs_named(job_name)
+
+    async def listed(self, job_name: str, ends: float) -> list[SlurmJob]:
+        """The same without GPUs: a third of the time."""
+        op = f"squeue --name={job_name}"
+        mark = make_mark(secrets.choice)
+        argv = queue_argv(mark, f"--name={job_name}")
+        result = await self._command.run(argv, timeout_s=self._left(ends))
+        try:
+            return await asyncio.to_thread(read_queue, result.stdout, mark)
+        except ParseError as error:
+            raise PeerProtocolError(PEER, op, str(error)) from error
+
+    async def jobs_on(self, node: str, ends: float) -> list[SlurmJob]:
+        """All jobs that hold a node or have held it."""
+        async with self._until(ends, f"squeue --nodelist={node}"):
+            return await self._reader.jobs_on(node)
+
+    async def gpu_total(self, node: str, ends: float) -> int:
+        """GPUs of all types on a node."""
+        argv = ["scontrol", "--oneliner", "--details", "--all", "show", "node", node]
+        result = await self._command.run(argv, timeout_s=self._left(ends))
+        try:
+            return read_nodes(result.stdout)[node].gpu_total
+        except (ParseError, KeyError) as error:
+            raise PeerProtocolError(PEER, f"show node {node}", str(error)) from error
+
+    def is_filler(self, job: SlurmJob, cluster: str) -> bool:
+        """Whether a job is a filler of ours."""
+        return filler_of(job, cluster, self.owner_uid) is not None
+
+    def is_named(self, job: SlurmJob, job_name: str) -> bool:
+        """Whether a job has our name and owner."""
+        return (job.name, job.user_id) == (job_name, self.owner_uid)
+
+    def _left(self, ends: float) -> float:
+        return max(0.0, ends - self.clock.monotonic())
+
+    @asynccontextmanager
+    async def _until(self, ends: float, op: str) -> AsyncIterator[None]:
+        """Turn the end of the deadline into an error of ours."""
+        try:
+            async with asyncio.timeout(self._left(ends)):
+                yield
+        except TimeoutError as error:
+            raise PeerTimeout(PEER, op, "no answer within the deadline") from error
+
+
+def _fits(use: GpuUse, request: ClaimRequest) -> bool:
+    """Whether it is the number and the type of GPUs that were asked for."""
+    kind = request.ask.gpu.type
+    return use.total == request.ask.gpu.count and all(
+        not kind or count.type in ("", kind) for count in use.counts
+    )
