@@ -105,7 +105,9 @@ class ExtenderProcess:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self._ports.wait(30)
-        assert self.port, "".join(map(str, self.lines))
+        if not self.port:
+            self.kill()
+            raise RuntimeError(f"the extender did not start: {self.lines[-20:]}")
 
     def _read(self):
         for line in self._process.stderr:

@@ -86,6 +86,17 @@ class Play:
             )
         )  # fmt: skip
 
+    async def show(self, **blocked):
+        """Publish, and wait until the extender sees it."""
+        wanted = f"slurmbridge_extender_view_generation {self.publish(**blocked).generation}.0"
+        url = f"http://127.0.0.1:{self.process.admin_port}/metrics"
+        async with asyncio.timeout(10), aiohttp.ClientSession() as session:
+            while True:
+                async with session.get(url) as reply:
+                    if wanted in await reply.text():
+                        return
+                await asyncio.sleep(0.01)
+
     async def create(self, name, gpus=1, **how):
         await asyncio.to_thread(self.kube.api.create, pod(name, gpus=gpus, **how))
 
@@ -125,9 +136,9 @@ async def play(stage):
             listen=f"127.0.0.1:{stage.port}",
         )
         play = Play(stage, bridge, process)
-        play.publish()
         try:
             await process.ready(session)
+            await play.show()
             yield play
         finally:
             await asyncio.to_thread(process.stop)
@@ -149,7 +160,7 @@ async def test_pods_fill_one_node_before_the_next_and_carry_their_claims(play):
 
 async def test_many_pods_at_once_get_exactly_the_gpus_there_are(play):
     play.free = dict.fromkeys(NODES, 2)
-    play.publish()
+    await play.show()
     names = [f"q{i}" for i in range(20)]
     affinity = {"nodeSelector": {"kubernetes.io/os": "linux"}, "affinity": _not("outside")}
     await asyncio.gather(*(play.create(name, spec=affinity) for name in names))
@@ -170,19 +181,18 @@ async def test_many_pods_at_once_get_exactly_the_gpus_there_are(play):
 
 
 async def test_a_refused_pod_is_told_why_and_comes_back_when_woken(play):
-    play.publish(**dict.fromkeys(NODES, "DRAIN"))
+    await play.show(**dict.fromkeys(NODES, "DRAIN"))
     await play.create("waits", spec={"affinity": _not("outside")})
     reason, message = await play.said_of("waits")
     assert "Unschedulable" == reason
     assert f"6 {Reason.SLURM_STATE.text}" in message
-    play.publish()
-    await asyncio.sleep(0.3)
+    await play.show()
     await play.wake("waits")
     assert await play.node_of("waits", 5.0) in NODES
 
 
 async def test_a_pod_of_a_node_outside_the_pool_needs_no_claim(play):
-    play.publish(**dict.fromkeys(NODES, "DRAIN"))
+    await play.show(**dict.fromkeys(NODES, "DRAIN"))
     await play.create("else")
     assert "outside" == await play.node_of("else")
     assert [] == play.bridge.claims
@@ -190,7 +200,7 @@ async def test_a_pod_of_a_node_outside_the_pool_needs_no_claim(play):
 
 
 async def test_a_pod_without_gpus_is_not_sent_to_us(play):
-    play.publish(**dict.fromkeys(NODES, "DRAIN"))
+    await play.show(**dict.fromkeys(NODES, "DRAIN"))
     await play.create("cpu", gpus=0)
     assert await play.node_of("cpu")
     assert [] == play.bridge.claims
@@ -226,7 +236,7 @@ async def test_no_pod_is_evicted_where_slurm_would_not_give_the_node(play):
     await asyncio.gather(*(play.create(name, spec=low) for name in names))
     for name in names:
         await play.node_of(name)
-    play.publish(**{NODES[0]: "DRAIN"})
+    await play.show(**{NODES[0]: "DRAIN"})
     await play.create("vip", gpus=8, spec=low | {"priorityClassName": "high"})
     async with asyncio.timeout(20):
         while True:
