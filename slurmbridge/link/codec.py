@@ -21,8 +21,8 @@ _anything: Final = msgspec.msgpack.Decoder()
 
 # `Policy` refuses unknown keys, as a configuration file should; on the wire an unknown key is a
 # newer bridge. What an extender cannot enforce the bridge still does when it grants.
-_POLICY_FIELDS: Final = frozenset(Policy.__struct_fields__)
-_RULE_FIELDS: Final = frozenset(IdentityRule.__struct_fields__)
+_POLICY_FIELDS: Final = frozenset(Policy.__struct_encode_fields__)
+_RULE_FIELDS: Final = frozenset(IdentityRule.__struct_encode_fields__)
 
 
 def encode(value: View | ViewDelta | Policy) -> bytes:
