@@ -17,13 +17,36 @@ CONFIRMED_S = 600.0
 EVICT_AGAIN_S = 20.0
 
 
-def tell_lost(state: State, entry: Entry, pod: PodRecord) -> None:
-    """Write the reason on the pod, then evict as the budget allows."""
-    state.out.append(
-        AnnotatePod(pod.uid, pod.namespace, pod.name, {keys.REASON: f"claim lost: {entry.why}"})
-    )
-    state.out.append(Tell(pod.namespace, pod.name, pod.uid, "ClaimLost", entry.why, warning=True))
-    run(state)
+def lose(state: State, entry: Entry, pod: PodRecord, why: str) -> None:
+    """The pod has no claim and gets none: write the reason on it; `run` evicts it.
+
+    Not at once: the losses that one reading brings to light come in one by one, and only together
+    do they show whether the breaker has to open.
+    """
+    entry.why = why
+    state.move(entry, Phase.LOST)
+    note = {keys.REASON: f"claim lost: {why}"}
+    state.out.append(AnnotatePod(pod.uid, pod.namespace, pod.name, note))
+    state.out.append(Tell(pod.namespace, pod.name, pod.uid, "ClaimLost", why, warning=True))
+
+
+def lose_stray(state: State, entry: Entry, pod: PodRecord, why: str) -> None:
+    """A pod that we never let in cannot be covered: policy says what becomes of it."""
+    if state.settings.policy.stray == "evict":
+        lose(state, entry, pod, why)
+        return
+    entry.why = why
+    state.move(entry, Phase.LOST)
+    if state.once("stray", pod.uid, 300):
+        text = f"holds GPUs without a Slurm allocation: {why}"
+        state.out.append(Tell(pod.namespace, pod.name, pod.uid, "Stray", text, warning=True))
+
+
+def unlose(state: State, entry: Entry, pod: PodRecord) -> None:
+    """It was not so: take the reason off the pod again."""
+    entry.why, entry.evicted_at = "", None
+    if keys.REASON in pod.annotations:
+        state.out.append(AnnotatePod(pod.uid, pod.namespace, pod.name, {keys.REASON: None}))
 
 
 def run(state: State) -> None:
@@ -32,40 +55,61 @@ def run(state: State) -> None:
         (e for e in state.book.values() if e.phase is Phase.LOST and _has_to_go(state, e)),
         key=lambda e: e.since,
     )
-    if not lost:
-        return
-    _watch_breaker(state, len(lost))
-    if state.breaker_since is not None and not _is_confirmed(state):
-        return
     state.evictions = [t for t in state.evictions if state.now - t < WINDOW_S]
+    _watch_breaker(state, lost)
+    if state.breaker_since is not None:
+        return
     for entry in lost:
-        if len(state.evictions) >= state.settings.eviction.per_minute:
-            return
-        if entry.evicted_at is not None and state.now - entry.evicted_at < EVICT_AGAIN_S:
+        if entry.evicted_at is None:
+            if len(state.evictions) >= state.settings.eviction.per_minute:
+                continue
+            state.evictions.append(state.now)
+        elif is_on_its_way(state, entry):
             continue
         pod = state.pods[entry.uid]
-        if entry.evicted_at is None:
-            state.evictions.append(state.now)
         entry.evicted_at = state.now
         state.out.append(Evict(pod.uid, pod.namespace, pod.name, pod.grace_s, entry.why))
 
 
+def is_on_its_way(state: State, entry: Entry) -> bool:
+    """Whether a pod is being deleted, or was asked to be a moment ago: too late to keep it."""
+    pod = state.pods.get(entry.uid)
+    if pod is None or pod.deleting_since is not None:
+        return True
+    return entry.evicted_at is not None and state.now - entry.evicted_at < EVICT_AGAIN_S
+
+
 def _has_to_go(state: State, entry: Entry) -> bool:
     pod = state.pods.get(entry.uid)
-    if pod is None or pod.is_over or pod.deleting_since is not None:
+    if pod is None or pod.is_over or pod.deleting_since is not None or pod.is_static:
         return False
     return not entry.stray or state.settings.policy.stray == "evict"
 
 
-def _watch_breaker(state: State, lost: int) -> None:
-    bound = sum(1 for e in state.book.values() if e.phase in (Phase.BOUND, Phase.LOST))
+def _watch_breaker(state: State, lost: list[Entry]) -> None:
+    """Open when too many have lost their claims, or may have; close when all was settled.
+
+    Those count that are to be evicted, that were within the last minute, and whose claims a reading
+    did not show, until a second look has told.
+    """
+    doubted = sum(
+        1
+        for e in state.book.values()
+        if (e.phase is Phase.BOUND and e.suspect) or (e.phase is Phase.COVERING and not e.stray)
+    )
+    to_go = sum(1 for e in lost if e.evicted_at is None)
+    if state.breaker_since is not None:
+        if not to_go and not doubted:
+            state.breaker_since = None
+        return
     budget = state.settings.eviction
-    new = sum(1 for e in state.book.values() if e.phase is Phase.LOST and e.evicted_at is None)
-    if state.breaker_since is None:
-        if new > max(budget.at_least, budget.share * bound) and not _is_confirmed(state):
-            state.breaker_since = state.now
-    elif not lost:
-        state.breaker_since = None
+    bound = sum(1 for e in state.book.values() if e.phase in _ON_NODE)
+    missing = to_go + doubted + len(state.evictions)
+    if missing > max(budget.at_least, budget.share * bound) and not _is_confirmed(state):
+        state.breaker_since = state.now
+
+
+_ON_NODE = (Phase.BOUND, Phase.LOST, Phase.COVERING)
 
 
 def _is_confirmed(state: State) -> bool:
@@ -75,7 +119,7 @@ def _is_confirmed(state: State) -> bool:
 def on_evicted(state: State, event: Evicted) -> None:
     """The API server has taken it; the pod's own grace runs."""
     entry = state.book.get(event.uid)
-    if entry is not None:
+    if entry is not None and entry.evicted_at is not None:
         entry.evicted_at = state.now
 
 
@@ -88,4 +132,4 @@ def on_breaker_answered(state: State, event: BreakerAnswered) -> None:
         return
     for entry in state.book.values():
         if entry.phase is Phase.LOST and entry.evicted_at is None and entry.job_id:
-            entry.move(Phase.BOUND, state.now)
+            state.move(entry, Phase.BOUND)

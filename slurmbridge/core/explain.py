@@ -31,6 +31,7 @@ def status(state: State) -> dict[str, Any]:
         if ledger is not None:
             gpus.update(str(owner.state) for owner in ledger.gpus)
     phases = Counter(str(e.phase) for e in state.book.values())
+    phases[str(Phase.ENDING)] = len(state.ending)
     waiting = [p for p in state.pods.values() if not p.node and not p.is_over]
     snapshot = state.snapshot
     return {

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from slurmbridge.core import publish, release
-from slurmbridge.core.action import Allocate, LookPod, Queue, Reply
+from slurmbridge.core import answer, cover, publish, release, settle
+from slurmbridge.core.action import Allocate, LookPod, PollNow, Queue
 from slurmbridge.core.event import (
     Allocated,
     AllocateRefused,
     AllocateUnknown,
     ClaimAsked,
-    PodLooked,
     Queued,
     UnboundReleased,
 )
+from slurmbridge.core.evidence import others_on
+from slurmbridge.core.settle import request_for
 from slurmbridge.core.state import Entry, Phase, State, asked_gpus
-from slurmbridge.pool.claim import Ask, ClaimId, ClaimRequest
-from slurmbridge.pool.gres import format_indices
-from slurmbridge.pool.index import compile_view
+from slurmbridge.pool.claim import Ask, Claim
 from slurmbridge.pool.policy import Refusal, resolve
-from slurmbridge.pool.reason import ABOUT, REASONS, Reason
+from slurmbridge.pool.reason import ABOUT, Reason
 from slurmbridge.pool.record import PodRecord
-from slurmbridge.pool.verdict import judge
-from slurmbridge.pool.view import View
+from slurmbridge.pool.verdict import judge_one
 
 
 def on_claim_asked(state: State, event: ClaimAsked) -> None:
@@ -32,10 +28,17 @@ def on_claim_asked(state: State, event: ClaimAsked) -> None:
     Idempotent: the same question gets the same claim, however often it is asked.
     """
     if not state.is_synced:
-        _later(state, event.op, "the bridge has just started and is still reading both sides")
+        answer.later(state, event.op, "the bridge has just started and is still reading both sides")
         return
     pod = state.pods.get(event.uid)
-    if pod is None:
+    entry = state.book.get(event.uid)
+    if pod is not None:
+        _decide(state, event, pod)
+    elif entry is not None:
+        _again(state, event, entry)
+    elif event.uid in state.gone:
+        answer.no(state, event.op, "request", "the pod is deleted")
+    else:
         # The watch may be a moment behind the scheduler's: ask the API server about this one.
         entry = Entry(
             uid=event.uid,
@@ -48,64 +51,56 @@ def on_claim_asked(state: State, event: ClaimAsked) -> None:
             cause=event.cause,
             pod_looking=state.now,
         )
-        if event.uid in state.book:
-            _no(state, event.op, "ending", "an earlier claim of this pod is still being settled")
-            return
-        state.book[event.uid] = entry
+        state.put(entry)
         state.out.append(LookPod(event.uid, event.namespace, event.name))
-        return
-    _decide(state, event, pod)
 
 
-def on_pod_looked_for_claim(state: State, entry: Entry, event: PodLooked) -> None:
+def on_pod_looked(state: State, entry: Entry, pod: PodRecord | None) -> None:
     """Go on with a claim whose pod was not in the watch yet."""
+    waiters, entry.waiters = entry.waiters, []
     state.drop(entry)
-    for op in entry.waiters:
-        if event.pod is None:
-            _no(state, op, "request", "there is no such pod")
-            continue
-        state.pods[event.uid] = event.pod
-        namespace, _, name = entry.ref.partition("/")
-        asked = ClaimAsked(op, event.uid, namespace, name, entry.kube_node, entry.cause)
-        _decide(state, asked, event.pod)
+    namespace, _, name = entry.ref.partition("/")
+    for op in waiters:
+        asked = ClaimAsked(op, entry.uid, namespace, name, entry.kube_node, entry.cause)
+        if pod is None:
+            answer.no(state, op, "request", "there is no such pod")
+        else:
+            _decide(state, asked, pod)
 
 
 def on_pod_look_failed(state: State, entry: Entry, text: str) -> None:
-    """The API server did not tell about the pod: the asker has to come again."""
-    for op in entry.waiters:
-        _later(state, op, text)
+    """The API server did not tell about the pod: the askers have to come again."""
+    answer.all_later(state, entry, text)
     state.drop(entry)
 
 
 def _decide(state: State, event: ClaimAsked, pod: PodRecord) -> None:
-    entry = state.book.get(event.uid)
     if pod.is_over or pod.deleting_since is not None:
-        _no(state, event.op, "request", "the pod is over or being deleted")
+        answer.no(state, event.op, "request", "the pod is over or being deleted")
         return
     if pod.node and pod.node != event.kube_node:
-        _no(state, event.op, "claimed_elsewhere", f"the pod is bound to {pod.node}")
+        answer.no(state, event.op, "claimed_elsewhere", f"the pod is bound to {pod.node}")
         return
     slurm_node = state.slurm_of.get(event.kube_node, "")
     if not slurm_node:
-        _no(state, event.op, "unknown_node", f"{event.kube_node} is not a node of the pool")
+        answer.no(state, event.op, "unknown_node", f"{event.kube_node} is not a node of the pool")
         return
+    entry = state.book.get(event.uid)
     if entry is not None:
         _again(state, event, entry)
         return
     ask = resolve(pod, state.settings.policy)
     if isinstance(ask, Refusal):
-        _no(state, event.op, ask.reason, ask.text)
+        answer.no(state, event.op, ask.reason, ask.text)
         return
     if state.is_stale:
-        _later(state, event.op, "Slurm has not been readable for a while")
+        answer.later(state, event.op, "Slurm has not been readable for a while")
         return
-    if not pod.node and (why := _judge(state, event.uid, event.kube_node, ask)):
-        _no(state, event.op, why, ABOUT[why].text)
+    if why := _judge(state, event.kube_node, ask):
+        answer.no(state, event.op, why, ABOUT[why].text)
         return
-    request = ClaimRequest(
-        ClaimId(state.settings.policy.cluster, event.uid), pod.ref, slurm_node, ask
-    )
-    new = Entry(
+    request = request_for(state, pod, slurm_node, ask)
+    entry = Entry(
         uid=event.uid,
         ref=pod.ref,
         kube_node=event.kube_node,
@@ -117,8 +112,7 @@ def _decide(state: State, event: ClaimAsked, pod: PodRecord) -> None:
         waiters=[event.op],
         cause=event.cause,
     )
-    state.book[event.uid] = new
-    state.touch(slurm_node)
+    state.put(entry)
     if _must_queue(state, ask):
         state.out.append(Queue(event.uid, request, event.cause))
     else:
@@ -128,35 +122,26 @@ def _decide(state: State, event: ClaimAsked, pod: PodRecord) -> None:
 def _again(state: State, event: ClaimAsked, entry: Entry) -> None:
     """The pod has an entry already."""
     if entry.kube_node != event.kube_node:
-        _no(state, event.op, "claimed_elsewhere", f"its claim is on {entry.kube_node}")
-    elif entry.phase in (Phase.HELD, Phase.BOUND) and entry.claim is not None:
-        if entry.phase is Phase.HELD:
-            entry.since = state.now
-        _yes(state, event.op, entry)
+        answer.no(state, event.op, "claimed_elsewhere", f"its claim is on {entry.kube_node}")
     elif entry.phase is Phase.ASKING:
         entry.waiters.append(event.op)
-    elif entry.phase in (Phase.DOUBT, Phase.QUEUED, Phase.COVERING):
-        _later(state, event.op, f"the pod's claim is {entry.phase}")
+    elif entry.phase in (Phase.HELD, Phase.BOUND) and entry.claim is not None and not entry.suspect:
+        if entry.phase is Phase.HELD:
+            entry.since = state.now
+        answer.yes(state, event.op, entry)
+    elif entry.phase in (Phase.LOST, Phase.LINGERING):
+        answer.no(state, event.op, "ending", f"the pod's last claim is {entry.phase}")
     else:
-        _no(state, event.op, "ending", f"the pod's last claim is {entry.phase}")
+        answer.later(state, event.op, f"the pod's claim is {entry.phase}, and not certain now")
 
 
-def _judge(state: State, uid: str, kube_node: str, ask: Ask) -> Reason | None:
+def _judge(state: State, kube_node: str, ask: Ask) -> Reason | None:
     """Why the node is no place for the pod, in the newest view; None if it is."""
     publish.refresh(state)
-    node_view = state.views.get(kube_node)
-    if node_view is None:
+    view = state.views.get(kube_node)
+    if view is None:
         return Reason.UNKNOWN_NODE
-    alone = View(state.term, 0, 0.0, 0.0, {kube_node: node_view})
-    codes = judge(
-        ask,
-        uid,
-        compile_view(alone),
-        np.zeros(1, np.int32),
-        state.now,
-        horizon_minutes=state.settings.policy.plan_horizon_minutes,
-    )
-    return REASONS[int(codes[0])]
+    return judge_one(ask, view, state.settings.policy, state.now)
 
 
 def _must_queue(state: State, ask: Ask) -> bool:
@@ -168,84 +153,97 @@ def _must_queue(state: State, ask: Ask) -> bool:
 
 def on_allocated(state: State, event: Allocated) -> None:
     """Slurm granted: the claim is held, and the askers may bind."""
+    claim = event.claim
+    _take_over_id(state, claim)
     entry = state.book.get(event.uid)
-    if entry is None:
-        # Nobody waits for it any more (the pod went away meanwhile): the sweep would find it, but
-        # giving it back now is quicker.
-        release.end(state, event.claim.id, event.claim.job_id, "its pod is gone")
+    if entry is not None and entry.job_id == claim.job_id and entry.claim is not None:
         return
-    entry.claim = event.claim
-    entry.job_id = event.claim.job_id
-    entry.gpus = event.claim.gpus
-    pod = state.pods.get(event.uid)
-    entry.move(Phase.BOUND if pod and pod.node else Phase.HELD, state.now)
-    state.held_changed = True
-    state.touch(entry.slurm_node)
-    publish.refresh(state)
-    for op in entry.waiters:
-        _yes(state, op, entry)
-    entry.waiters.clear()
-    if pod is None or pod.is_over:
-        release.end_entry(state, entry, "its pod is over")
+    if entry is None or entry.phase not in (Phase.ASKING, Phase.DOUBT, Phase.QUEUED):
+        # Nobody waits for it any more (the pod went away, or has another): the sweep would find
+        # it, but giving it back now is quicker.
+        why = "its pod is gone" if entry is None else "the pod has another claim"
+        release.end(state, claim.id, claim.job_id, why, claim.slurm_node, claim.gpus)
+        return
+    if others_on(state, entry, claim.gpus):
+        answer.all_no(state, entry, "gpu_busy", "Slurm gave GPUs that another pod may still use")
+        state.set_job(entry, claim.job_id)
+        entry.gpus, entry.phase = claim.gpus, Phase.DOUBT
+        release.end_entry(state, entry, "another pod may still use its GPUs")
+        return
+    settle.take(state, entry, claim)
+
+
+def _take_over_id(state: State, claim: Claim) -> None:
+    """Slurmctld gave this claim an id that another pod's had: it has forgotten the other."""
+    uid = state.by_job.get(claim.job_id)
+    if uid is not None and uid != claim.id.uid:
+        cover.forget(state, state.book[uid])
+    ending = state.ending.get(claim.job_id)
+    if ending is not None and ending.claim_id != claim.id:
+        del state.ending[claim.job_id]
 
 
 def on_allocate_refused(state: State, event: AllocateRefused) -> None:
     """Slurm said no: nothing is held, the pod goes back to the scheduler."""
     entry = state.book.get(event.uid)
-    if entry is None or entry.phase not in (Phase.ASKING, Phase.DOUBT, Phase.QUEUED):
+    if entry is None or entry.phase not in (Phase.ASKING, Phase.DOUBT) or entry.pod_looking:
         return
-    for op in entry.waiters:
-        _no(state, op, event.reason, event.text)
+    answer.all_no(state, entry, event.reason, event.text)
     state.drop(entry)
 
 
 def on_allocate_unknown(state: State, event: AllocateUnknown) -> None:
     """No clear answer. The claim may exist: the next readings of slurmctld will tell."""
     entry = state.book.get(event.uid)
-    if entry is None:
+    if entry is None or entry.phase is not Phase.ASKING or entry.pod_looking is not None:
         return
-    entry.job_id = event.job_id
-    entry.move(Phase.DOUBT, state.now)
-    for op in entry.waiters:
-        _later(state, op, f"Slurm gave no clear answer: {event.text}")
-    entry.waiters.clear()
+    doubt(state, entry, event.job_id, f"Slurm gave no clear answer: {event.text}")
+
+
+def doubt(state: State, entry: Entry, job_id: int, text: str) -> None:
+    """A claim may have been made: keep its GPUs charged until readings have told."""
+    answer.all_later(state, entry, text)
+    if state.by_job.get(job_id, entry.uid) == entry.uid:
+        state.set_job(entry, job_id)
+    state.move(entry, Phase.DOUBT)
+    state.out.append(PollNow())
 
 
 def on_queued(state: State, event: Queued) -> None:
     """A placeholder stands in Slurm's queue; the pod is bound once it runs."""
     entry = state.book.get(event.uid)
-    if entry is None:
-        release.end(
-            state, ClaimId(state.settings.policy.cluster, event.uid), event.job_id, "pod is gone"
-        )
+    if entry is None or entry.phase not in (Phase.ASKING, Phase.DOUBT):
+        if entry is None or entry.job_id != event.job_id:
+            release.end(state, state.claim_id(event.uid), event.job_id, "its pod is gone")
         return
-    entry.job_id = event.job_id
-    entry.move(Phase.QUEUED, state.now)
-    for op in entry.waiters:
-        _later(state, op, f"waits in Slurm's queue as job {event.job_id}")
-    entry.waiters.clear()
+    answer.all_later(state, entry, f"waits in Slurm's queue as job {event.job_id}")
+    state.set_job(entry, event.job_id)
+    entry.sure_at, entry.boot = state.now, state.boot
+    state.move(entry, Phase.QUEUED)
+    pod = state.pods.get(event.uid)
+    if pod is None or pod.is_over or pod.node or pod.deleting_since is not None:
+        release.end_entry(state, entry, "its pod is gone")
 
 
 def on_unbound_released(state: State, event: UnboundReleased) -> None:
-    """The extender will not bind with this claim. If the pod is not bound, give it back."""
+    """An extender will not bind with this claim. If nobody else may, see whether the pod is bound.
+
+    "Refused" can mean that another extender was quicker: only the API server knows.
+    """
     entry = state.book.get(event.uid)
-    pod = state.pods.get(event.uid)
     if entry is None or entry.job_id != event.job_id or entry.phase is not Phase.HELD:
         return
-    if pod is None or not pod.node:
-        release.end_entry(state, entry, "the Binding was refused")
+    entry.promised = max(0, entry.promised - 1)
+    if not entry.promised:
+        release.look_at_pod(state, entry)
 
 
-def _yes(state: State, op: int, entry: Entry) -> None:
-    assert entry.claim is not None  # noqa: S101 - the phases that lead here always have one
-    indices = entry.claim.gpus.indices
-    gpus = "" if indices is None else format_indices(indices)
-    state.out.append(Reply(op, job_id=entry.claim.job_id, gpus=gpus))
-
-
-def _no(state: State, op: int, reason: str, text: str) -> None:
-    state.out.append(Reply(op, reason=reason, text=text))
-
-
-def _later(state: State, op: int, text: str) -> None:
-    state.out.append(Reply(op, reason="unavailable", text=text, unavailable=True))
+def tick(state: State) -> None:
+    """An answer that does not come counts as unknown."""
+    for entry in list(state.book.values()):
+        if entry.phase is Phase.ASKING and state.now - entry.since > state.settings.answer_s:
+            text = "no answer in time"
+            if entry.pod_looking is not None:
+                on_pod_look_failed(state, entry, text)
+            else:
+                doubt(state, entry, 0, text)

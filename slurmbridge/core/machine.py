@@ -1,23 +1,25 @@
 """The machine: one mutator, `handle`, from events to actions.
 
-The way of a pod: `ClaimAsked` (grant.py) -> `Allocated` -> bound (pods below) -> over or gone
-(release.py) -> `Ended`. After every reading of slurmctld audit.py compares the book with it.
+The way of a pod: `ClaimAsked` (grant.py) -> `Allocated` (settle.py) -> bound (pods.py) -> over or
+gone (release.py) -> `Ended`. After every reading of slurmctld audit.py compares the book with it,
+sweep.py the claims with the book; cover.py and evict.py see to the pods that have none.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from slurmbridge.core import audit, evict, grant, publish, release, wake
+from slurmbridge.core import audit, cover, evict, grant, pods, publish, release, wake
 from slurmbridge.core import event as ev
 from slurmbridge.core.action import Action
 from slurmbridge.core.mapping import map_names
 from slurmbridge.core.settings import Settings
-from slurmbridge.core.state import Entry, Phase, State, index_jobs
+from slurmbridge.core.state import Phase, State, index_jobs, is_live
+from slurmbridge.pool.claim import ClaimId
 from slurmbridge.pool.plan import planned_alone, planned_starts, windows_by_node
-from slurmbridge.pool.record import KubeNode, PodRecord
+from slurmbridge.pool.record import KubeNode, SlurmJob
 from slurmbridge.pool.view import View
 
 STORY_LENGTH = 200
@@ -41,7 +43,9 @@ class Machine:
 
         Args:
             event: what happened.
-            now: Unix seconds; may not run backwards by more than the clock's corrections.
+            now: Unix seconds. Time never runs backwards in here: after a step of the host's clock
+                every timer would stand still until it is made up for, so the caller passes a
+                clock that does not step (start + monotonic).
 
         """
         state = self.state
@@ -49,13 +53,16 @@ class Machine:
         if not isinstance(event, (ev.Ticked, ev.Polled)):
             self.story.append(f"{now:.3f} {type(event).__name__} {getattr(event, 'uid', '')}")
         _HANDLERS[type(event)](state, event)
+        if state.audited:
+            cover.take_in_loose(state)
         out, state.out = state.out, []
         return out
 
     @property
     def view_is_due(self) -> bool:
         """Whether others should be given a new view."""
-        return publish.refresh(self.state) or self.state.held_changed
+        publish.refresh(self.state)
+        return self.state.view_changed
 
     def view(self) -> View:
         """A new view of the pool as it is now."""
@@ -77,6 +84,7 @@ def _on_polled(state: State, event: ev.Polled) -> None:
     old_alone = state.alone
     state.jobs_on = index_jobs(new.jobs.values())
     state.ours = {j.id: owner for j in new.jobs.values() if (owner := state.owner_of(j))}
+    state.live = _live(new.jobs.values(), state.ours)
     state.starts = planned_starts(new.jobs.values())
     state.alone = planned_alone(new.nodes.values(), state.starts, state.alone, state.now)
     state.windows = windows_by_node(new.reservations)
@@ -99,49 +107,27 @@ def _on_polled(state: State, event: ev.Polled) -> None:
     wake.run(state)
 
 
+def _live(jobs: Iterable[SlurmJob], ours: dict[int, ClaimId]) -> dict[str, list[SlurmJob]]:
+    """The claims of pods that have not ended. What else is ours is not understood, and left."""
+    found: dict[str, list[SlurmJob]] = {}
+    for job in jobs:
+        owner = ours.get(job.id)
+        if owner is not None and owner.kind == "pod" and is_live(job):
+            found.setdefault(owner.uid, []).append(job)
+    return found
+
+
 def _on_poll_failed(state: State, event: ev.PollFailed) -> None:
     state.poll_failed = event.text
 
 
 def _on_pods_listed(state: State, event: ev.PodsListed) -> None:
-    listed = {pod.uid for pod in event.pods}
-    for uid in [u for u in state.pods if u not in listed]:
-        release.on_pod_gone(state, ev.PodGone(state.pods[uid]))
-    for pod in event.pods:
-        _see_pod(state, pod)
-    state.pods_listed = True
+    pods.listed(state, event.pods)
     audit.after_reading(state)
 
 
 def _on_pod_changed(state: State, event: ev.PodChanged) -> None:
-    _see_pod(state, event.pod)
-
-
-def _see_pod(state: State, pod: PodRecord) -> None:
-    """Only pods that ask for pool GPUs, or wrongly so, are ours to know."""
-    if pod.gpu is None and not pod.fault:
-        state.pods.pop(pod.uid, None)
-        return
-    state.pods[pod.uid] = pod
-    if pod.node:
-        state.bound_since.setdefault(pod.uid, state.now)
-        state.wake_after.pop(pod.uid, None)
-    entry = state.book.get(pod.uid)
-    if pod.is_over:
-        release.on_pod_over(state, pod)
-    elif entry is not None and entry.phase is Phase.HELD and pod.node:
-        if pod.node == entry.kube_node:
-            entry.move(Phase.BOUND, state.now)
-            state.held_changed = True
-        else:
-            release.end_entry(state, entry, f"the pod was bound to {pod.node}")
-    elif (
-        entry is not None
-        and entry.phase in (Phase.HELD, Phase.QUEUED)
-        and not pod.node
-        and pod.deleting_since is not None
-    ):
-        release.end_entry(state, entry, "the pod is being deleted")
+    pods.see(state, event.pod)
 
 
 def _on_nodes_listed(state: State, event: ev.NodesListed) -> None:
@@ -149,6 +135,7 @@ def _on_nodes_listed(state: State, event: ev.NodesListed) -> None:
     state.nodes_listed = True
     _map(state)
     _touch_all(state)
+    audit.after_reading(state)
 
 
 def _on_node_changed(state: State, event: ev.NodeChanged) -> None:
@@ -171,7 +158,7 @@ def _on_node_gone(state: State, event: ev.NodeGone) -> None:
     state.kube_of.pop(slurm_node, None)
     state.problems.pop(name, None)
     if state.views.pop(name, None) is not None:
-        state.held_changed = True
+        state.view_changed = True
 
 
 def _map(state: State) -> None:
@@ -188,16 +175,18 @@ def _map(state: State) -> None:
         settings.policy.resources.keys(),
         state.slurm_of,
     )
-    before = set(state.slurm_of.values())
+    changed = names.slurm_of.items() ^ state.slurm_of.items()
+    changed |= names.problems.items() ^ state.problems.items()
     state.slurm_of, state.problems = dict(names.slurm_of), dict(names.problems)
     state.kube_of = {slurm: kube for kube, slurm in state.slurm_of.items()}
-    state.dirty |= set(state.kube_of) ^ before
-    for kube, text in state.problems.items():
+    for kube, _ in changed:
+        state.touch(state.slurm_of.get(kube, ""))
         if kube not in state.slurm_of:
-            state.views[kube] = publish.blocked_view(kube, text)
-    for gone in set(state.views) - set(state.slurm_of) - set(state.problems):
-        del state.views[gone]
-        state.held_changed = True
+            state.view_changed = True
+            if kube in state.problems:
+                state.views[kube] = publish.blocked_view(kube, state.problems[kube])
+            else:
+                state.views.pop(kube, None)
 
 
 def _touch_all(state: State) -> None:
@@ -206,46 +195,32 @@ def _touch_all(state: State) -> None:
         state.dirty.update(state.snapshot.nodes)
 
 
-def _on_pod_looked(state: State, event: ev.PodLooked) -> None:
-    entry = state.book.get(event.uid)
-    if entry is None:
-        audit.on_pod_looked_for_orphan(state, event)
-    elif entry.phase is Phase.ASKING and entry.pod_looking is not None:
-        grant.on_pod_looked_for_claim(state, entry, event)
-    elif entry.phase in (Phase.HELD, Phase.QUEUED) and entry.pod_looking is not None:
-        release.on_pod_looked_for_hold(state, entry, event)
-
-
 def _on_action_failed(state: State, event: ev.ActionFailed) -> None:
     """No clear answer: the next tick or reading asks again. Only waiting askers need a word."""
     entry = state.book.get(event.uid)
     if entry is None:
         return
-    if event.what == "LookPod" and entry.phase is Phase.ASKING:
-        grant.on_pod_look_failed(state, entry, event.text)
-    elif event.what == "LookPod":
+    asking = entry.phase is Phase.ASKING
+    if event.what == "LookPod":
+        if asking and entry.pod_looking is not None:
+            grant.on_pod_look_failed(state, entry, event.text)
         entry.pod_looking = None
-    elif event.what == "Cover" and entry.phase is Phase.COVERING:
-        _cover_again(state, entry)
-
-
-def _cover_again(state: State, entry: Entry) -> None:
-    pod = state.pods.get(entry.uid)
-    if pod is not None and not pod.is_over:
-        audit.cover(state, entry, pod, entry.gpus.indices)
-    elif pod is None:
-        state.drop(entry)
+    elif event.what in ("Allocate", "Queue"):
+        grant.on_allocate_unknown(state, ev.AllocateUnknown(event.uid, 0, event.text))
+    elif event.what == "Cover":
+        cover.on_cover_failed(state, entry)
 
 
 def _on_ticked(state: State, _event: ev.Ticked) -> None:
     if not state.is_synced:
         return
+    grant.tick(state)
     release.tick(state)
+    cover.tick(state)
     evict.run(state)
     wake.run(state)
     publish.annotate_nodes(state)
-    if len(state.told) > 10_000:
-        state.told = {k: t for k, t in state.told.items() if state.now - t < 600}
+    pods.prune(state)
 
 
 _HANDLERS: dict[type[ev.Event], Callable[[State, Any], None]] = {
@@ -253,20 +228,20 @@ _HANDLERS: dict[type[ev.Event], Callable[[State, Any], None]] = {
     ev.PollFailed: _on_poll_failed,
     ev.PodsListed: _on_pods_listed,
     ev.PodChanged: _on_pod_changed,
-    ev.PodGone: release.on_pod_gone,
+    ev.PodGone: pods.on_gone,
     ev.NodesListed: _on_nodes_listed,
     ev.NodeChanged: _on_node_changed,
     ev.NodeGone: _on_node_gone,
     ev.ClaimAsked: grant.on_claim_asked,
     ev.UnboundReleased: grant.on_unbound_released,
-    ev.PodLooked: _on_pod_looked,
+    ev.PodLooked: pods.on_looked,
     ev.Allocated: grant.on_allocated,
     ev.AllocateRefused: grant.on_allocate_refused,
     ev.AllocateUnknown: grant.on_allocate_unknown,
     ev.Queued: grant.on_queued,
     ev.JobLooked: audit.on_job_looked,
-    ev.Covered: audit.on_covered,
-    ev.CoverRefused: audit.on_cover_refused,
+    ev.Covered: cover.on_covered,
+    ev.CoverRefused: cover.on_cover_refused,
     ev.Ended: release.on_ended,
     ev.Extended: audit.on_extended,
     ev.Evicted: evict.on_evicted,

@@ -5,41 +5,40 @@ from __future__ import annotations
 import msgspec
 
 from slurmbridge.core.action import AnnotateNode
-from slurmbridge.core.state import Phase, State
+from slurmbridge.core.state import State
 from slurmbridge.pool.gres import format_indices
 from slurmbridge.pool.index import ViewIndex, compile_view
 from slurmbridge.pool.ledger import GpuState, NodeLedger, build_node
 from slurmbridge.pool.nodestate import why_not_usable
 from slurmbridge.pool.plan import plan_start
 from slurmbridge.pool.record import GpuCount, KubeNode, SlurmNode
-from slurmbridge.pool.view import HeldClaim, NodeView, View
+from slurmbridge.pool.view import NodeView, View
 
 QUIET_FACTOR = 4
 """Node annotations wake every pod that the extender has refused: while pods wait they are written
 this many times less often."""
 
 
-def refresh(state: State) -> bool:
-    """Make ledgers and node views of all dirty nodes again; True if anything changed."""
+def refresh(state: State) -> None:
+    """Make ledgers and node views of all dirty nodes again."""
     if not state.dirty or state.snapshot is None:
-        return False
-    charges = state.charges()
+        return
+    charges = state.charges(state.dirty)
     claims = {job_id: owner.uid for job_id, owner in state.ours.items()}
-    changed = False
     for slurm_node in state.dirty:
-        kube_name = state.kube_of.get(slurm_node, "")
         node = state.snapshot.nodes.get(slurm_node)
-        if node is not None:
+        if node is None:
+            state.ledgers.pop(slurm_node, None)
+        else:
             state.ledgers[slurm_node] = build_node(
                 node, state.jobs_on.get(slurm_node, ()), claims, charges.get(slurm_node, ())
             )
-        if kube_name:
+        if kube_name := state.kube_of.get(slurm_node, ""):
             view = _view_of(state, kube_name, slurm_node, node)
             if state.views.get(kube_name) != view:
                 state.views[kube_name] = view
-                changed = True
+                state.view_changed = True
     state.dirty.clear()
-    return changed
 
 
 def _view_of(state: State, kube_name: str, slurm_node: str, node: SlurmNode | None) -> NodeView:
@@ -76,36 +75,32 @@ def _agree(
     """Totals and free GPUs that both sides stand for.
 
     Where Kubernetes offers fewer GPUs than Slurm has (a broken one, a plugin not registered), the
-    missing ones may be any: they are taken off the free ones.
+    missing ones may be any: they are taken off the free ones. While a pod without a claim is on the
+    node nothing is free, since Slurm may give its GPUs to the next claim.
     """
     offered = sum(kube_node.gpus.get(r, 0) for r in state.settings.policy.resources)
     missing = max(0, node.gpu_total - offered)
-    free = []
-    for count in ledger.free():
-        less = min(missing, count.count)
-        missing -= less
-        free.append(GpuCount(count.type, count.count - less))
+    free = tuple(
+        # Of which type the missing ones are is not known, so each type counts without them.
+        GpuCount(g.type, 0 if ledger.uncovered else max(0, g.count - missing))
+        for g in ledger.free()
+    )
     total = tuple(g for g in node.gpus if g.count > 0)
-    return total, tuple(free)
+    return total, free
 
 
 def view(state: State) -> View:
     """The view as it is now; its generation grows with each call."""
     refresh(state)
     state.generation += 1
-    held = {
-        e.uid: HeldClaim(e.uid, e.kube_node, e.job_id)
-        for e in state.book.values()
-        if e.phase in (Phase.HELD, Phase.QUEUED)
-    }
-    state.held_changed = False
+    state.view_changed = False
     return View(
         term=state.term,
         generation=state.generation,
         as_of=state.snapshot.began if state.snapshot is not None else 0.0,
         interval_s=state.interval_s,
         nodes=dict(state.views),
-        held=held,
+        held=dict(state.held),
     )
 
 

@@ -42,6 +42,9 @@ class Settings(msgspec.Struct, frozen=True):
     hold_s: an unbound claim is ended after this. doubt_s: a claim whose fate is unknown and which
     no reading shows is given up after this. linger_s: a force-deleted pod's claim is kept at least
     this long. end_retry_s: a claim that should have ended is ended again after this.
+    look_retry_s: a look that was not answered is repeated after this. orphan_s: the API server is
+    asked about a claim without a pod after this. answer_s: an action that was not answered for
+    this long counts as failed.
     renew_share: a rolling claim is renewed when less than this share of its minutes is left.
     """
 
@@ -55,6 +58,7 @@ class Settings(msgspec.Struct, frozen=True):
     end_retry_s: float = 5.0
     look_retry_s: float = 2.0
     orphan_s: float = 5.0
+    answer_s: float = 60.0
     renew_share: float = 0.5
     node_annotation_s: float = 15.0
     slurm_node_label: str = ""

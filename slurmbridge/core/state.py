@@ -5,11 +5,12 @@ Only functions of this package change it, and only while `Machine.handle` runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
-from slurmbridge.core.action import Action
+from slurmbridge.core.action import Action, Reply
 from slurmbridge.core.settings import Settings
 from slurmbridge.pool.claim import Claim, ClaimId, ClaimRequest, claim_of
 from slurmbridge.pool.index import ViewIndex
@@ -22,18 +23,18 @@ from slurmbridge.pool.record import (
     SlurmJob,
     SlurmSnapshot,
 )
-from slurmbridge.pool.view import NodeView, Window
+from slurmbridge.pool.view import HeldClaim, NodeView, Window
 
 NO_GPUS = GpuUse()
 
 
 class Phase(StrEnum):
-    """Where a claim is in its life.
+    """Where a pod's claim is in its life.
 
-    asking -> held -> bound -> ending -> (gone) is the good way. queued: a placeholder waits in
-    Slurm. doubt: asked, no clear answer. covering: the pod runs, its claim is being made again.
-    lost: Slurm has ended the claim, the pod has to go. lingering: the pod object is gone, its
-    processes may not be.
+    asking -> held -> bound -> ending is the good way. queued: a placeholder waits in Slurm. doubt:
+    asked, no clear answer. covering: the pod has no claim in Slurm, one is being made. lost: Slurm
+    has ended the claim, the pod has to go. lingering: the pod object is gone, its processes may
+    not be. ending: the pod needs it no more (`State.ending`; never the phase of an `Entry`).
     """
 
     ASKING = "asking"
@@ -49,11 +50,19 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class Entry:
-    """One claim in the book, by pod UID.
+    """What the book says of one pod.
 
-    since: when the phase began. op ids in `waiters` are answered when the phase is settled.
-    looking: a second look is under way since then. gpus: what is charged to the pod even when no
-    Slurm job stands behind it. why: reason of the loss, for the user.
+    since: when the phase began. waiters: op ids that wait for an answer (phase asking).
+    gpus: what is charged to the pod even when no Slurm job stands behind it. why: reason of the
+    loss, for the user. stray: the pod was not bound through us.
+
+    sure_at: when we last learnt that Slurm holds the claim; boot: start of the slurmctld that held
+    it. suspect: a reading that began later did not show it running. looking: a targeted look is
+    under way since then. missing_at: when a targeted look last found no such job.
+    promised: how many askers were told to bind and have not said that they could not.
+    pod_looking: a look at the pod is under way since then. asked_at: a Cover is under way since
+    then. cover_since: when the first of them was asked. cover_gpus_known: the GPUs to cover are
+    those of a claim that we had, not only what the pod's annotations say.
     """
 
     uid: str
@@ -67,23 +76,80 @@ class Entry:
     job_id: int = 0
     gpus: GpuUse = NO_GPUS
     waiters: list[int] = field(default_factory=list)
+    promised: int = 0
+    sure_at: float = 0.0
+    boot: float = 0.0
+    suspect: bool = False
     looking: float | None = None
+    missing_at: float | None = None
     pod_looking: float | None = None
-    ended_at: float | None = None
+    asked_at: float | None = None
+    cover_since: float = 0.0
+    cover_gpus_known: bool = False
     evicted_at: float | None = None
     linger_until: float = 0.0
+    told_kept: bool = False
     why: str = ""
     stray: bool = False
     cause: str = ""
 
     def move(self, phase: Phase, now: float) -> None:
         """Go to another phase."""
-        self.phase, self.since, self.looking = phase, now, None
+        self.phase, self.since = phase, now
+        self.suspect, self.looking, self.missing_at, self.asked_at = False, None, None, None
+
+    @property
+    def is_uncovered(self) -> bool:
+        """Whether a pod (or what is left of it) uses GPUs that Slurm may give to others."""
+        if self.phase is Phase.LINGERING:
+            return not self.job_id
+        return self.phase in (Phase.COVERING, Phase.LOST)
+
+
+@dataclass(slots=True)
+class Ending:
+    """A claim that is to end: asked again until a reading no longer shows it.
+
+    gpus: charged until then. asked: when its end was last asked for.
+    """
+
+    claim_id: ClaimId
+    job_id: int
+    slurm_node: str
+    gpus: GpuUse
+    since: float
+    asked: float
+    why: str
+
+
+@dataclass(slots=True)
+class Orphan:
+    """A claim in Slurm whose pod we do not know.
+
+    looked: when the API server was last asked, at first when the claim was first seen. gone_at:
+    since when it is known that there is no pod.
+    """
+
+    looked: float
+    gone_at: float | None = None
+    told_kept: bool = False
+
+
+class Gone(NamedTuple):
+    """A deleted pod. may_run: it still counted as running on a node when it vanished."""
+
+    at: float
+    may_run: bool
 
 
 @dataclass(slots=True)
 class State:
-    """Everything that the core knows."""
+    """Everything that the core knows.
+
+    book: by pod UID; by_node: the same entries by Slurm node. by_job: job id -> pod UID of the
+    book. ending: claims that are to end, by job id. live: claims of ours in the last reading that
+    hold or wait for something and are not completing, by pod UID. ours: all of them, by job id.
+    """
 
     settings: Settings
     term: str
@@ -92,14 +158,19 @@ class State:
     poll_failed: str = ""
     interval_s: float = 1.0
     pods: dict[str, PodRecord] = field(default_factory=dict)
+    gone: dict[str, Gone] = field(default_factory=dict)
     kube_nodes: dict[str, KubeNode] = field(default_factory=dict)
     pods_listed: bool = False
     nodes_listed: bool = False
+    audited: bool = False
     book: dict[str, Entry] = field(default_factory=dict)
-    bound_since: dict[str, float] = field(default_factory=dict)
-    orphans: dict[int, float] = field(default_factory=dict)
+    by_node: dict[str, dict[str, Entry]] = field(default_factory=dict)
+    by_job: dict[int, str] = field(default_factory=dict)
+    ending: dict[int, Ending] = field(default_factory=dict)
+    orphans: dict[int, Orphan] = field(default_factory=dict)
     jobs_on: dict[str, list[SlurmJob]] = field(default_factory=dict)
     ours: dict[int, ClaimId] = field(default_factory=dict)
+    live: dict[str, list[SlurmJob]] = field(default_factory=dict)
     kube_of: dict[str, str] = field(default_factory=dict)
     slurm_of: dict[str, str] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
@@ -108,8 +179,10 @@ class State:
     windows: dict[str, tuple[Window, ...]] = field(default_factory=dict)
     ledgers: dict[str, NodeLedger] = field(default_factory=dict)
     views: dict[str, NodeView] = field(default_factory=dict)
+    held: dict[str, HeldClaim] = field(default_factory=dict)
+    loose: set[str] = field(default_factory=set)
     dirty: set[str] = field(default_factory=set)
-    held_changed: bool = True
+    view_changed: bool = True
     index: ViewIndex | None = None
     generation: int = 0
     evictions: list[float] = field(default_factory=list)
@@ -119,12 +192,13 @@ class State:
     annotated: dict[str, str] = field(default_factory=dict)
     annotated_at: float = 0.0
     told: dict[tuple[str, str], float] = field(default_factory=dict)
+    pruned_at: float = 0.0
     out: list[Action] = field(default_factory=list)
 
     @property
     def is_synced(self) -> bool:
-        """Whether both sides have been read once: before that nothing is decided."""
-        return self.pods_listed and self.nodes_listed and self.snapshot is not None
+        """Whether both sides have been read once and compared: before that nothing is decided."""
+        return self.audited
 
     @property
     def age_s(self) -> float:
@@ -136,6 +210,15 @@ class State:
         """Whether the reading is too old to make new claims on."""
         return self.age_s > max(self.settings.freshness.stale, 2 * self.interval_s)
 
+    @property
+    def boot(self) -> float:
+        """Start of the slurmctld that was last read."""
+        return 0.0 if self.snapshot is None else self.snapshot.config.boot_time
+
+    def claim_id(self, uid: str) -> ClaimId:
+        """The identity of a pod's claim."""
+        return ClaimId(self.settings.policy.cluster, uid)
+
     def touch(self, slurm_node: str) -> None:
         """Mark a node for a new ledger and view."""
         if slurm_node:
@@ -145,19 +228,81 @@ class State:
         """Whose claim a job is, or None."""
         return claim_of(job, self.settings.policy.cluster, self.settings.owner_uid)
 
+    def is_claim_of(self, job: SlurmJob | None, uid: str) -> bool:
+        """Whether a job is a claim of that pod."""
+        owner = None if job is None else self.owner_of(job)
+        return owner is not None and owner.kind == "pod" and owner.uid == uid
+
+    def once(self, what: str, about: str, every_s: float) -> bool:
+        """True at most once in `every_s`."""
+        if self.now - self.told.get((what, about), float("-inf")) < every_s:
+            return False
+        self.told[what, about] = self.now
+        return True
+
+    def put(self, entry: Entry) -> None:
+        """Take an entry into the book, in place of the pod's last one."""
+        old = self.book.get(entry.uid)
+        if old is not None and old is not entry:
+            self.drop(old)
+        self.book[entry.uid] = entry
+        self.by_node.setdefault(entry.slurm_node, {})[entry.uid] = entry
+        if entry.job_id:
+            self.by_job[entry.job_id] = entry.uid
+        self.settle_view(entry)
+
     def drop(self, entry: Entry) -> None:
-        """Take an entry out of the book."""
+        """Take an entry out of the book. Nobody who waits for it is left without an answer."""
         self.book.pop(entry.uid, None)
-        self.held_changed = True
+        self.loose.add(entry.uid)
+        on_node = self.by_node.get(entry.slurm_node, {})
+        on_node.pop(entry.uid, None)
+        if not on_node:
+            self.by_node.pop(entry.slurm_node, None)
+        if self.by_job.get(entry.job_id) == entry.uid:
+            del self.by_job[entry.job_id]
+        for op in entry.waiters:
+            text = "the pod's state changed meanwhile"
+            self.out.append(Reply(op, reason="unavailable", text=text, unavailable=True))
+        entry.waiters.clear()
+        self.held.pop(entry.uid, None)
+        self.view_changed = True
         self.touch(entry.slurm_node)
 
-    def charges(self) -> Mapping[str, list[Charge]]:
-        """What the book holds, by Slurm node."""
+    def set_job(self, entry: Entry, job_id: int) -> None:
+        """Change which job is a pod's claim; 0: none."""
+        if self.by_job.get(entry.job_id) == entry.uid:
+            del self.by_job[entry.job_id]
+        entry.job_id = job_id
+        if job_id:
+            self.by_job[job_id] = entry.uid
+        self.settle_view(entry)
+
+    def move(self, entry: Entry, phase: Phase) -> None:
+        """Put an entry of the book into another phase."""
+        entry.move(phase, self.now)
+        self.settle_view(entry)
+
+    def settle_view(self, entry: Entry) -> None:
+        """Bring what others see of an entry up to date."""
+        if entry.phase in (Phase.HELD, Phase.QUEUED):
+            self.held[entry.uid] = HeldClaim(entry.uid, entry.kube_node, entry.job_id)
+        else:
+            self.held.pop(entry.uid, None)
+        self.view_changed = True
+        self.touch(entry.slurm_node)
+
+    def charges(self, nodes: Iterable[str]) -> dict[str, list[Charge]]:
+        """What the book holds on some nodes, by Slurm node."""
         found: dict[str, list[Charge]] = {}
-        for entry in self.book.values():
-            if entry.gpus.total:
-                charge = Charge(entry.uid, entry.gpus, entry.job_id)
-                found.setdefault(entry.slurm_node, []).append(charge)
+        for name in nodes:
+            for entry in self.by_node.get(name, {}).values():
+                if entry.gpus.total or entry.is_uncovered:
+                    charge = Charge(entry.uid, entry.gpus, entry.job_id, entry.is_uncovered)
+                    found.setdefault(name, []).append(charge)
+        for ending in self.ending.values():
+            charge = Charge(ending.claim_id.uid, ending.gpus, ending.job_id)
+            found.setdefault(ending.slurm_node, []).append(charge)
         return found
 
 
@@ -176,3 +321,14 @@ def index_jobs(jobs: Iterable[SlurmJob]) -> dict[str, list[SlurmJob]]:
             for name in job.nodes:
                 found.setdefault(name, []).append(job)
     return found
+
+
+def is_live(job: SlurmJob) -> bool:
+    """Whether a claim holds or waits for something, and has not been ended."""
+    holds = job.state.holds_resources or job.state.base == "PENDING"
+    return holds and "COMPLETING" not in job.state.flags
+
+
+def is_running(job: SlurmJob) -> bool:
+    """Whether a claim covers its pod. Flags such as SIGNALING or RESIZING take nothing from it."""
+    return job.state.base == "RUNNING" and "COMPLETING" not in job.state.flags

@@ -49,6 +49,13 @@ def run(state: State) -> None:
         woken += 1
 
 
+def one(state: State, uid: str) -> None:
+    """Wake a pod that has a claim by now and nobody who waits to bind it."""
+    pod = state.pods.get(uid)
+    if pod is not None and not pod.node and not pod.gates and pod.deleting_since is None:
+        state.out.append(_wake(state, pod))
+
+
 def _wake(state: State, pod: PodRecord) -> AnnotatePod:
     value = {keys.WAKE: f"{state.term}-{state.generation}-{int(state.now * 1000)}"}
     return AnnotatePod(pod.uid, pod.namespace, pod.name, value)

@@ -21,7 +21,8 @@ UID_RE: Final = re.compile(r"[0-9a-zA-Z]([0-9a-zA-Z_.-]{0,126}[0-9a-zA-Z])?")
 COMMENT_MARK: Final = "slurmbridge/1"
 COMMENT_RE: Final = re.compile(
     r"slurmbridge/1 cluster=(?P<cluster>[a-z0-9-]{1,40}) (?P<kind>pod|group)=(?P<uid>[\w.-]{1,128})"
-    r" ref=(?P<ref>[\w./-]{1,520})"
+    r" ref=(?P<ref>[\w./-]{1,520})",
+    re.ASCII,
 )
 FILLER_RE: Final = re.compile(
     r"slurmbridge/1 cluster=(?P<cluster>[a-z0-9-]{1,40}) filler=(?P<uid>[\w.-]{1,128})"

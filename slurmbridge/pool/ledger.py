@@ -47,12 +47,15 @@ FREE = GpuOwner(GpuState.FREE)
 class Charge(msgspec.Struct, frozen=True):
     """GPUs that our own book holds on a node, whatever Slurm says.
 
-    job_id 0: no Slurm job stands behind it (a pod whose claim is gone, or is being asked for).
+    job_id 0: no Slurm job is known to stand behind it.
+    uncovered: a pod is on the node, and Slurm does not (or may soon not) hold its GPUs for it: it
+    can give them to whomever it likes.
     """
 
     uid: str
     gpus: GpuUse
     job_id: int = 0
+    uncovered: bool = False
 
 
 class NodeLedger(msgspec.Struct, frozen=True):
@@ -61,6 +64,8 @@ class NodeLedger(msgspec.Struct, frozen=True):
     numbered: whether position i of `gpus` is GRES index i; otherwise positions only count.
     types: GPU type per position. native_jobs: ids of native jobs that hold anything here.
     conflicts: texts about GPUs that two owners seem to have: always worth an alarm.
+    uncovered: UIDs of pods here that Slurm does not know of. While there is one, no new claim may
+    be made on the node: which GPUs it gets is Slurm's choice, and it may choose the pod's.
     """
 
     slurm_node: str
@@ -71,6 +76,7 @@ class NodeLedger(msgspec.Struct, frozen=True):
     memory_free_mib: int
     native_jobs: tuple[int, ...] = ()
     conflicts: tuple[str, ...] = ()
+    uncovered: tuple[str, ...] = ()
 
     def free(self) -> tuple[GpuCount, ...]:
         """Free GPUs by type, in the order of the node's Gres."""
@@ -97,19 +103,19 @@ def build_node(
         node: its record.
         jobs: every job that is known to hold something there (finished ones are ignored).
         claims: job id -> pod UID of claims that were proved ours.
-        charges: what our own book holds there; those whose job is among `jobs` add nothing.
+        charges: what our own book holds there; where the pod's own claim is among `jobs` and says
+            as much, a charge adds nothing.
 
     """
     types = tuple(g.type for g in node.gpus for _ in range(g.count))
     board = _Board(types)
     native: list[int] = []
-    seen: set[int] = set()
+    told: dict[int, int] = {}
     doubtful = False
     completing_told = False
     for job in jobs:
         if not job.state.holds_resources:
             continue
-        seen.add(job.id)
         uid = claims.get(job.id, "")
         if not uid:
             native.append(job.id)
@@ -121,12 +127,19 @@ def build_node(
             doubtful = True
             continue
         completing_told = completing_told or completing
-        board.put(job.gpus.get(node.name, GpuUse()), GpuOwner(state, job.id, uid))
+        use = job.gpus.get(node.name, GpuUse())
+        told[job.id] = use.total
+        board.put(use, GpuOwner(state, job.id, uid))
+    uncovered: list[str] = []
     for charge in charges:
-        if charge.job_id and charge.job_id in seen:
-            continue
-        state = GpuState.CLAIM if charge.job_id else GpuState.HELD
-        board.put(charge.gpus, GpuOwner(state, charge.job_id, charge.uid), ours=True)
+        if charge.uncovered:
+            uncovered.append(charge.uid)
+            board.put_uncovered(charge.gpus, GpuOwner(GpuState.HELD, 0, charge.uid))
+        elif claims.get(charge.job_id) != charge.uid or (
+            told.get(charge.job_id, -1) < charge.gpus.total
+        ):
+            state = GpuState.CLAIM if charge.job_id else GpuState.HELD
+            board.add(charge.gpus, GpuOwner(state, charge.job_id, charge.uid))
     if node.gpus_used is None or doubtful:
         board.fill(GpuState.UNKNOWN)
     else:
@@ -142,6 +155,7 @@ def build_node(
         memory_free_mib=max(0, node.memory_mib - node.memory_used_mib),
         native_jobs=tuple(sorted(native)),
         conflicts=tuple(board.conflicts),
+        uncovered=tuple(uncovered),
     )
 
 
@@ -154,36 +168,62 @@ class _Board:
         self._counted: list[tuple[GpuCount, GpuOwner]] = []
         self.conflicts: list[str] = []
 
-    def put(self, use: GpuUse, owner: GpuOwner, *, ours: bool = False) -> None:
-        """Give `owner` its GPUs; by count where Slurm does not number them."""
-        if use.indices is None:
-            self._counted.extend((c, owner) for c in use.counts if c.count > 0)
-            return
-        for index in (*use.indices, *use.shared):
-            if index >= len(self._owner):
-                self.conflicts.append(f"GPU {index} of job {owner.job_id} is not on the node")
-                continue
+    def put(self, use: GpuUse, owner: GpuOwner) -> None:
+        """Give a job of the reading its GPUs; by count where Slurm does not number them."""
+        for index in self._numbered(use, owner):
             other = self._owner[index]
             if other is None:
                 self._owner[index] = owner
-            elif not (ours and owner.job_id == 0):
+            else:
                 self.conflicts.append(f"GPU {index}: job {other.job_id} and job {owner.job_id}")
+        self._count(use, owner)
+
+    def add(self, use: GpuUse, owner: GpuOwner) -> None:
+        """Add what the reading may not know yet. It is older, so it cannot contradict."""
+        for index in self._numbered(use, owner):
+            self._owner[index] = self._owner[index] or owner
+        self._count(use, owner)
+
+    def put_uncovered(self, use: GpuUse, owner: GpuOwner) -> None:
+        """Add the GPUs of a pod without a claim: a job on one of them is the thing to alarm of."""
+        for index in self._numbered(use, owner):
+            other = self._owner[index]
+            if other is None:
+                self._owner[index] = owner
+            elif other.uid != owner.uid and other.state in (GpuState.NATIVE, GpuState.CLAIM):
+                text = f"GPU {index}: job {other.job_id} and a pod without a claim ({owner.uid})"
+                self.conflicts.append(text)
+        self._count(use, owner)
+
+    def _numbered(self, use: GpuUse, owner: GpuOwner) -> Iterable[int]:
+        for index in (*(use.indices or ()), *use.shared):
+            if index < len(self._owner):
+                yield index
+            else:
+                self.conflicts.append(f"GPU {index} of job {owner.job_id} is not on the node")
+
+    def _count(self, use: GpuUse, owner: GpuOwner) -> None:
+        if use.indices is None:
+            self._counted.extend((c, owner) for c in use.counts if c.count > 0)
+        elif use.total > len(use.indices):
+            self._counted.append((GpuCount("", use.total - len(use.indices)), owner))
 
     def cover(self, used: GpuUse) -> None:
         """Mark what the node says is used and no known job owns."""
         self._settle()
+        held = GpuOwner(GpuState.HELD)
+        for index in (*(used.indices or ()), *used.shared):
+            if index < len(self._owner):
+                self._owner[index] = self._owner[index] or held
         if used.indices is not None:
-            for index in (*used.indices, *used.shared):
-                if index < len(self._owner) and self._owner[index] is None:
-                    self._owner[index] = GpuOwner(GpuState.HELD)
             return
         for count in used.counts:
             owned = sum(
                 1
                 for owner, kind in zip(self._owner, self._types, strict=True)
-                if owner is not None and kind == count.type
+                if owner is not None and count.type in ("", kind)
             )
-            self._take(GpuCount(count.type, count.count - owned), GpuOwner(GpuState.HELD))
+            self._take(GpuCount(count.type, count.count - owned), held)
 
     def fill(self, state: GpuState) -> None:
         """Everything without an owner gets `state`."""
@@ -200,14 +240,18 @@ class _Board:
             self._take(count, owner)
 
     def _take(self, count: GpuCount, owner: GpuOwner) -> None:
-        """From the high end: Slurm fills from the low end, so doubts cover least there."""
+        """From the high end: Slurm fills from the low end, so doubts cover least there.
+
+        A type that the node does not have takes any GPU: better one too many than one too few.
+        """
+        known = count.type in self._types
         left = count.count
         for position in range(len(self._owner) - 1, -1, -1):
             if left <= 0:
                 return
-            fits = not count.type or count.type == self._types[position]
+            fits = not count.type or not known or count.type == self._types[position]
             if fits and self._owner[position] is None:
                 self._owner[position] = owner
                 left -= 1
-        if left > 0 and owner.state is not GpuState.HELD:
+        if left > 0 and owner.state in (GpuState.NATIVE, GpuState.CLAIM):
             self.conflicts.append(f"job {owner.job_id} holds {left} GPUs more than the node has")

@@ -56,11 +56,15 @@ def planned_alone(
 def plan_start(
     name: str, starts: Mapping[str, float], alone: Mapping[str, float], now: float
 ) -> float | None:
-    """When the first pending job is planned to start on a node; None: nothing is planned."""
+    """When the first pending job is planned to start on a node; None: nothing is planned.
+
+    Of a flag without a job it is not known for when: from when on it was seen, so that the answer
+    stays the same from reading to reading.
+    """
     if name in starts:
         return starts[name]
     if name in alone and now - alone[name] < PLANNED_ALONE_S:
-        return now
+        return alone[name]
     return None
 
 

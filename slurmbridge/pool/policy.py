@@ -16,13 +16,13 @@ import msgspec
 from slurmbridge.pool import keys
 from slurmbridge.pool.claim import Ask
 from slurmbridge.pool.errors import ParseError
-from slurmbridge.pool.record import PodRecord
+from slurmbridge.pool.record import GpuRequest, PodRecord, SlurmJob
 
 OPTION_RE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:+-]{0,127}")
 """What may become the value of a Slurm option: no space, no comma, no leading dash, no shell."""
 
-_GO_RE: Final = re.compile(r"(?:(\d{1,6})h)?(?:(\d{1,7})m)?(?:(\d{1,9})s)?")
-_SLURM_RE: Final = re.compile(r"(?:(\d{1,4})-)?(\d{1,4}):(\d{1,2}):(\d{1,2})")
+_GO_RE: Final = re.compile(r"(?:(\d{1,6})h)?(?:(\d{1,7})m)?(?:(\d{1,9})s)?", re.ASCII)
+_SLURM_RE: Final = re.compile(r"(?:(\d{1,4})-)?(\d{1,4}):(\d{1,2}):(\d{1,2})", re.ASCII)
 
 
 class Granularity(StrEnum):
@@ -35,9 +35,11 @@ class Granularity(StrEnum):
 class IdentityRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """Which Slurm identity the pods of some namespaces may use.
 
-    namespaces, service_accounts: shell-style patterns (`team-*`). Of accounts, qos, partitions and
-    reservations the first is the default (for reservations: there is no default); a pod's
-    annotation may name another of the list. An empty list: Slurm's default, no choice.
+    namespaces: shell-style patterns of namespaces (`team-*`).
+    service_accounts: shell-style patterns of the pods' service accounts.
+    accounts, qos, partitions: what a pod may use; the first is the default, its annotation may name
+        another. An empty list: Slurm's default (partition: that of the policy), no choice.
+    reservations: what a pod's annotation may name; there is no default.
     """
 
     namespaces: tuple[str, ...]
@@ -55,7 +57,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
     """The rules that bridge and extender share; streamed with the view.
 
     cluster: id of this Kubernetes cluster in Slurm's job names; never change it while pods run.
-    resources: Kubernetes extended resource -> Slurm GRES type ("" any type).
+    granularity: how finely a node is shared; docs/annotations.md says what each promises.
+    resources: Kubernetes extended resource to Slurm GRES type; an empty type is any type.
     partition: where claims go by default; it must preempt nobody.
     default_minutes: time limit of the claim of a pod that says no duration; renewed while it lives.
     max_minutes: longest duration that a pod may ask for.
@@ -64,6 +67,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
     grace_minutes: added to a pod's duration for its start and its end.
     identities: first match counts; no match and a non-empty list: refused.
     candidates: how many nodes filter answers with at most.
+    stray: what becomes of a pod with pool GPUs that was bound without us: give it a claim, only
+        report it, or evict it. Where no claim can be given, `cover` reports.
     """
 
     cluster: str
@@ -150,9 +155,10 @@ def resolve(pod: PodRecord, policy: Policy) -> Ask | Refusal:
     if pod.active_deadline_s is not None and pod.active_deadline_s > 0:
         seconds = min(seconds or pod.active_deadline_s, pod.active_deadline_s)
     if seconds is not None:
-        minutes, rolling = -(-seconds // 60) + policy.grace_minutes, False
+        minutes, rolling = -(-seconds // 60), False
         if minutes > policy.max_minutes:
             return Refusal("duration", f"longer than the {policy.max_minutes} minutes allowed")
+        minutes += policy.grace_minutes
     return Ask(
         gpu=pod.gpu,
         cpus=pod.cpus,
@@ -165,6 +171,30 @@ def resolve(pod: PodRecord, policy: Policy) -> Ask | Refusal:
         reservation=choice["reservation"],
         exclusive_user=policy.granularity is Granularity.NODE,
         mode=mode,
+    )
+
+
+def honour(pod: PodRecord, policy: Policy, job: SlurmJob | None = None) -> Ask:
+    """What to ask of Slurm for a pod that has been let in, though policy refuses it by now.
+
+    Args:
+        pod: a pod with a pool GPU request; without one it gets what its claim holds.
+        policy: the site's rules as they are now.
+        job: the claim that it has, whose identity it keeps.
+
+    """
+    held = 0 if job is None or job.gpus is None else sum(u.total for u in job.gpus.values())
+    return Ask(
+        gpu=pod.gpu or GpuRequest(held),
+        cpus=pod.cpus,
+        memory_mib=pod.memory_mib,
+        minutes=policy.default_minutes,
+        rolling=keys.DURATION not in pod.annotations and pod.active_deadline_s is None,
+        account="" if job is None else job.account,
+        partition=policy.partition if job is None else job.partition,
+        qos="" if job is None else job.qos,
+        reservation="" if job is None else job.reservation,
+        exclusive_user=policy.granularity is Granularity.NODE,
     )
 
 

@@ -1,0 +1,40 @@
+"""Answers to those who ask for a claim. Each op is answered exactly once."""
+
+from __future__ import annotations
+
+from slurmbridge.core.action import Reply
+from slurmbridge.core.state import Entry, State
+from slurmbridge.pool.gres import format_indices
+
+
+def yes(state: State, op: int, entry: Entry) -> None:
+    """The asker may bind."""
+    entry.promised += 1
+    entry.pod_looking = None
+    indices = entry.gpus.indices
+    gpus = "" if indices is None else format_indices(indices)
+    state.out.append(Reply(op, job_id=entry.job_id, gpus=gpus))
+
+
+def no(state: State, op: int, reason: str, text: str) -> None:
+    """A refusal: it will not help to ask the same again soon."""
+    state.out.append(Reply(op, reason=reason, text=text))
+
+
+def later(state: State, op: int, text: str) -> None:
+    """Nothing was decided: ask again."""
+    state.out.append(Reply(op, reason="unavailable", text=text, unavailable=True))
+
+
+def all_no(state: State, entry: Entry, reason: str, text: str) -> None:
+    """Refuse everybody who waits for an entry."""
+    for op in entry.waiters:
+        no(state, op, reason, text)
+    entry.waiters.clear()
+
+
+def all_later(state: State, entry: Entry, text: str) -> None:
+    """Send everybody away who waits for an entry."""
+    for op in entry.waiters:
+        later(state, op, text)
+    entry.waiters.clear()

@@ -1,0 +1,248 @@
+"""Pods on their nodes without a claim: strays, and those whose claim slurmctld has forgotten.
+
+Such a pod is charged with its GPUs from the first moment, and nothing new is let on its node, until
+a claim on exactly its GPUs has been made, or the pod has gone.
+"""
+
+from __future__ import annotations
+
+from slurmbridge.core import evict, release, settle
+from slurmbridge.core.action import Cover, PollNow, Tell
+from slurmbridge.core.event import Covered, CoverRefused
+from slurmbridge.core.evidence import (
+    Written,
+    fits,
+    live_claims,
+    others_on,
+    use_of,
+    written_claim,
+)
+from slurmbridge.core.settle import request_for
+from slurmbridge.core.state import Entry, Phase, State, asked_gpus, is_live, is_running
+from slurmbridge.pool.policy import Refusal, honour, resolve
+from slurmbridge.pool.record import GpuUse, PodRecord, SlurmJob
+
+PATIENCE_S = 20.0
+"""How long a refused cover is tried again where what stands in its way will go by itself."""
+STRAY_AGAIN_S = 30.0
+PASSING = frozenset({"starting", "fragmented", "completing"})
+"""Refusals that say nothing about the GPUs (`slurmbridge.slurm.refusal`)."""
+
+
+def take_in_all(state: State) -> None:
+    """Pods on pool nodes that the book does not know, after a reading has been compared with it."""
+    for uid in state.pods:
+        _take_in(state, uid)
+    state.loose.clear()
+
+
+def take_in_loose(state: State) -> None:
+    """The same for the pods that something was just learnt of: none stays without a charge."""
+    for uid in state.loose:
+        _take_in(state, uid)
+    state.loose.clear()
+
+
+def _take_in(state: State, uid: str) -> None:
+    pod = state.pods.get(uid)
+    if pod is not None and pod.node and not pod.is_over and uid not in state.book:
+        take_in(state, pod)
+
+
+def take_in(state: State, pod: PodRecord) -> None:
+    """Charge a bound pod that the book does not know, and see to it that it gets a claim."""
+    slurm_node = state.slurm_of.get(pod.node, "")
+    if not slurm_node:
+        return
+    written = written_claim(pod)
+    entry = Entry(
+        uid=pod.uid,
+        ref=pod.ref,
+        kube_node=pod.node,
+        slurm_node=slurm_node,
+        phase=Phase.COVERING,
+        since=state.now,
+        sure_at=state.now,
+        boot=state.boot,
+        gpus=GpuUse(asked_gpus(pod).counts, None if written is None else written.indices),
+        stray=written is None,
+        why="it was bound without a claim" if written is None else "its claim was missing in Slurm",
+    )
+    state.put(entry)
+    if written is not None and _has_ended(state, pod, written):
+        # Slurm says that the claim is over: the same as if we had seen it end.
+        state.set_job(entry, written.job_id)
+        state.move(entry, Phase.BOUND)
+        return
+    ask = resolve(pod, state.settings.policy)
+    if isinstance(ask, Refusal) and (entry.stray or pod.gpu is None):
+        evict.lose_stray(state, entry, pod, ask.text)
+    elif entry.stray and state.settings.policy.stray != "cover":
+        evict.lose_stray(state, entry, pod, "strays are not covered by policy")
+    else:
+        if isinstance(ask, Refusal):
+            ask = honour(pod, state.settings.policy)
+        entry.request = request_for(state, pod, slurm_node, ask)
+        begin(state, entry, entry.why)
+
+
+def _has_ended(state: State, pod: PodRecord, written: Written) -> bool:
+    job = state.snapshot.jobs.get(written.job_id) if state.snapshot is not None else None
+    return job is not None and state.is_claim_of(job, pod.uid) and not is_live(job)
+
+
+def begin(state: State, entry: Entry, why: str, *, at_once: bool = False) -> None:
+    """Cover a pod: at once, or after a reading has shown that it really has no claim."""
+    state.set_job(entry, 0)
+    state.move(entry, Phase.COVERING)
+    entry.why = why
+    entry.cover_since = state.now
+    entry.cover_gpus_known = entry.claim is not None
+    entry.claim = None
+    if at_once:
+        ask_for(state, entry)
+    else:
+        state.out.append(PollNow())
+
+
+def ask_for(state: State, entry: Entry) -> None:
+    """Ask for a claim on exactly the pod's GPUs."""
+    if entry.request is not None:
+        entry.asked_at = state.now
+        cause = entry.cause or entry.uid[:8]
+        state.out.append(Cover(entry.uid, entry.request, entry.gpus.indices, cause))
+
+
+def check(state: State, entry: Entry) -> None:
+    """After a reading: is there a claim that covers the pod? If not, ask for one.
+
+    One may have been made by an earlier Cover whose answer was lost: asking again at once would
+    find the GPUs taken, by us.
+    """
+    if entry.asked_at is not None and state.now - entry.asked_at < state.settings.answer_s:
+        return
+    if state.snapshot is None or state.snapshot.began <= max(entry.since, entry.asked_at or 0.0):
+        return
+    entry.asked_at = None
+    doubtful = None
+    for job in live_claims(state, entry.uid):
+        if fits(entry, job):
+            settle.take_job(state, entry, job)
+            return
+        if entry.cover_gpus_known or not is_running(job) or entry.slurm_node not in job.nodes:
+            why = "it does not cover the pod's GPUs"
+            release.end(state, state.claim_id(entry.uid), job.id, why)
+        else:
+            doubtful = doubtful or job
+    if doubtful is None:
+        ask_for(state, entry)
+    else:
+        _two_truths(state, entry, doubtful)
+
+
+def _two_truths(state: State, entry: Entry, job: SlurmJob) -> None:
+    """Slurm holds other GPUs for the pod than its annotations say: nobody knows which it uses."""
+    pod = state.pods.get(entry.uid)
+    use = use_of(job, entry.slurm_node)
+    if pod is None or use is None:
+        return
+    both = {*(entry.gpus.indices or ()), *(use.indices or ())}
+    entry.gpus = GpuUse(use.counts, tuple(sorted(both)) or None)
+    state.set_job(entry, job.id)
+    evict.lose(state, entry, pod, "its claim and its annotations name different GPUs")
+
+
+def on_covered(state: State, event: Covered) -> None:
+    """The pod has a claim again: write it down on the pod."""
+    entry, claim = state.book.get(event.uid), event.claim
+    if entry is not None and entry.job_id == claim.job_id:
+        return
+    if entry is None or entry.job_id or not entry.is_uncovered:
+        release.end(state, claim.id, claim.job_id, "the pod needs it not", claim.slurm_node)
+        return
+    if entry.gpus.indices is None and others_on(state, entry, claim.gpus):
+        release.end(state, claim.id, claim.job_id, "another pod has its GPUs", claim.slurm_node)
+        if entry.phase is Phase.COVERING:
+            _fail(state, entry, "the GPUs that Slurm gave are another pod's")
+        return
+    why = entry.why
+    settle.take(state, entry, claim)
+    pod = state.pods.get(event.uid)
+    if pod is not None and entry.phase is Phase.BOUND:
+        text = f"covered again by Slurm job {entry.job_id}: {why}"
+        state.out.append(Tell(pod.namespace, pod.name, pod.uid, "Covered", text))
+
+
+def on_cover_refused(state: State, event: CoverRefused) -> None:
+    """Someone else has the pod's GPUs, or its node: it has to stop at once."""
+    entry = state.book.get(event.uid)
+    if entry is None or entry.phase is not Phase.COVERING or entry.asked_at is None:
+        return
+    patient = state.now - entry.cover_since < PATIENCE_S
+    if patient and (event.reason in PASSING or _is_in_our_own_way(state, entry)):
+        on_cover_failed(state, entry)
+        return
+    _fail(state, entry, event.text)
+
+
+def on_cover_failed(state: State, entry: Entry) -> None:
+    """No clear answer: a claim may have been made. The next reading tells; then again."""
+    if entry.phase is Phase.COVERING:
+        entry.since, entry.asked_at = state.now, None
+        state.out.append(PollNow())
+
+
+def _fail(state: State, entry: Entry, text: str) -> None:
+    pod = state.pods.get(entry.uid)
+    why = f"no claim could be made for it: {text}"
+    if pod is None or pod.is_over or not pod.node:
+        state.drop(entry)
+    elif entry.stray:
+        evict.lose_stray(state, entry, pod, why)
+    else:
+        evict.lose(state, entry, pod, why)
+
+
+def _is_in_our_own_way(state: State, entry: Entry) -> bool:
+    """Whether the pod's GPUs are held by claims of ours that are about to go."""
+    wanted = set(entry.gpus.indices or ())
+    for job in state.jobs_on.get(entry.slurm_node, ()):
+        use = use_of(job, entry.slurm_node)
+        if use is None or not wanted & set(use.indices or ()):
+            continue
+        owner = state.ours.get(job.id)
+        if owner is not None and state.by_job.get(job.id) != owner.uid:
+            return True
+    return any(
+        wanted & set(ending.gpus.indices or ())
+        for ending in state.ending.values()
+        if ending.slurm_node == entry.slurm_node
+    )
+
+
+def forget(state: State, entry: Entry) -> None:
+    """Slurmctld forgot a claim in a crash: cover the pod again before anything else."""
+    pod = state.pods.get(entry.uid)
+    if entry.phase is Phase.LINGERING:
+        state.set_job(entry, 0)
+        ask_for(state, entry)
+    elif entry.phase is Phase.LOST:
+        state.set_job(entry, 0)
+    elif pod is None or pod.is_over or entry.phase is Phase.QUEUED or entry.request is None:
+        state.drop(entry)
+    else:
+        begin(state, entry, "its claim was missing in Slurm", at_once=True)
+
+
+def tick(state: State) -> None:
+    """Strays that could not be covered are tried again: their GPUs may have become free."""
+    if state.settings.policy.stray != "cover":
+        return
+    for entry in list(state.book.values()):
+        if (
+            entry.phase is Phase.LOST
+            and entry.stray
+            and entry.request is not None
+            and state.now - entry.since > STRAY_AGAIN_S
+        ):
+            begin(state, entry, entry.why)

@@ -1,0 +1,110 @@
+"""What is learnt of pods: by the watch, by lists, by targeted looks."""
+
+from __future__ import annotations
+
+from slurmbridge.core import grant, release, settle, sweep
+from slurmbridge.core.event import PodGone, PodLooked
+from slurmbridge.core.state import Gone, Phase, State
+from slurmbridge.pool.record import PodRecord
+
+FORGET_GONE_S = 600.0
+"""How long a deleted pod is remembered: longer than any look at it may be under way."""
+
+
+def see(state: State, pod: PodRecord) -> None:
+    """A pod as it is. Only those that ask for pool GPUs, or wrongly so, are ours to know."""
+    known = state.pods.get(pod.uid)
+    if pod.uid in state.gone or (known is not None and _is_older(pod, known)):
+        return  # the answer to a look was overtaken by the watch
+    if pod.gpu is None and not pod.fault:
+        state.pods.pop(pod.uid, None)
+        return
+    state.pods[pod.uid] = pod
+    if pod.is_over:
+        release.on_pod_over(state, pod)
+        return
+    entry = state.book.get(pod.uid)
+    if pod.node:
+        state.wake_after.pop(pod.uid, None)
+        state.loose.add(pod.uid)
+        if entry is None:
+            return
+        if entry.phase is Phase.HELD:
+            settle.meet(state, entry)
+        elif entry.phase is Phase.QUEUED or (
+            entry.phase is Phase.COVERING and pod.node != entry.kube_node
+        ):
+            release.end_entry(state, entry, f"the pod was bound to {pod.node}")
+    elif (
+        entry is not None
+        and entry.phase in (Phase.HELD, Phase.QUEUED)
+        and pod.deleting_since is not None
+    ):
+        release.end_entry(state, entry, "the pod is being deleted")
+
+
+def _is_older(pod: PodRecord, known: PodRecord) -> bool:
+    """Whether a record was overtaken: a pod is bound, deleted and over only once."""
+    return (
+        (bool(known.node) and not pod.node)
+        or (known.is_over and not pod.is_over)
+        or (known.deleting_since is not None and pod.deleting_since is None)
+    )
+
+
+def listed(state: State, pods: tuple[PodRecord, ...]) -> None:
+    """All pods: those that are not among them are gone."""
+    there = {pod.uid for pod in pods}
+    for uid in [u for u in state.pods if u not in there]:
+        pod, entry = state.pods[uid], state.book.get(uid)
+        # Somebody was told to bind it: it may have been bound, and deleted by force, unseen.
+        promised = entry is not None and entry.phase is Phase.HELD
+        vanish(state, pod, may_run=not pod.is_over and (bool(pod.node) or promised))
+    for pod in pods:
+        see(state, pod)
+    state.pods_listed = True
+
+
+def on_gone(state: State, event: PodGone) -> None:
+    """A pod object was deleted."""
+    pod = event.pod
+    if pod.gpu is not None or pod.fault or pod.uid in state.book:
+        vanish(state, pod, may_run=bool(pod.node) and not pod.is_over)
+
+
+def vanish(state: State, pod: PodRecord, *, may_run: bool) -> None:
+    """Forget a pod; its claim has to stay for a while if processes of it may run."""
+    state.gone[pod.uid] = Gone(state.now, may_run)
+    state.pods.pop(pod.uid, None)
+    state.wake_after.pop(pod.uid, None)
+    entry = state.book.get(pod.uid)
+    if entry is not None and entry.phase is not Phase.LINGERING:
+        release.on_pod_vanished(state, entry, pod, may_run=may_run)
+
+
+def on_looked(state: State, event: PodLooked) -> None:
+    """The answer to a targeted look. Another pod of the same name is not the one asked for."""
+    pod = event.pod if event.pod is not None and event.pod.uid == event.uid else None
+    if pod is not None:
+        see(state, pod)
+        pod = state.pods.get(event.uid, pod if event.uid not in state.gone else None)
+    entry = state.book.get(event.uid)
+    if entry is None or entry.phase is Phase.DOUBT:
+        if pod is None:
+            sweep.on_no_pod(state, event.uid)
+    elif entry.pod_looking is None:
+        return
+    elif entry.phase is Phase.ASKING:
+        grant.on_pod_looked(state, entry, pod)
+    elif entry.phase in (Phase.HELD, Phase.QUEUED):
+        release.on_hold_looked(state, entry, pod)
+
+
+def prune(state: State) -> None:
+    """Forget what nobody can ask about any more."""
+    if state.now - state.pruned_at < 60:
+        return
+    state.pruned_at = state.now
+    limit = state.now - FORGET_GONE_S
+    state.gone = {u: g for u, g in state.gone.items() if g.at > limit}
+    state.told = {k: t for k, t in state.told.items() if t > limit}

@@ -1,0 +1,123 @@
+"""A claim and its pod are brought together: bound, held for it, kept for a while, or given back."""
+
+from __future__ import annotations
+
+from slurmbridge.core import answer, evict, release, wake
+from slurmbridge.core.action import AnnotatePod
+from slurmbridge.core.evidence import live_claims, use_of, written_claim
+from slurmbridge.core.state import Entry, Phase, State
+from slurmbridge.pool import keys
+from slurmbridge.pool.claim import Ask, Claim, ClaimRequest
+from slurmbridge.pool.gres import format_indices
+from slurmbridge.pool.record import GpuUse, PodRecord, SlurmJob
+
+
+def request_for(state: State, pod: PodRecord, slurm_node: str, ask: Ask) -> ClaimRequest:
+    """The claim to ask for."""
+    return ClaimRequest(state.claim_id(pod.uid), pod.ref, slurm_node, ask)
+
+
+def take(state: State, entry: Entry, claim: Claim) -> None:
+    """A claim is there: what is it to its pod now?"""
+    waiters, entry.waiters = entry.waiters, []
+    was_covering = entry.phase is Phase.COVERING
+    entry.claim, entry.gpus = claim, claim.gpus
+    entry.sure_at, entry.boot = state.now, state.boot
+    state.set_job(entry, claim.job_id)
+    state.ending.pop(claim.job_id, None)  # of a claim that slurmctld forgot, under the same id
+    entry.asked_at = None
+    if entry.phase is Phase.LINGERING:
+        return
+    if entry.phase is Phase.LOST and evict.is_on_its_way(state, entry):
+        return  # the pod is on its way out; until then Slurm holds its GPUs for it again
+    if entry.phase is not Phase.HELD:
+        state.move(entry, Phase.HELD)
+    entry.pod_looking = None
+    meet(state, entry, trusted=was_covering)
+    if state.book.get(entry.uid) is entry and entry.phase in (Phase.HELD, Phase.BOUND):
+        for op in waiters:
+            answer.yes(state, op, entry)
+        if not waiters and entry.phase is Phase.HELD:
+            wake.one(state, entry.uid)
+        return
+    for op in waiters:
+        answer.no(state, op, "ending", "the pod needs no claim any more")
+
+
+def take_job(state: State, entry: Entry, job: SlurmJob) -> None:
+    """As `take`, of a claim that a reading shows."""
+    use = use_of(job, entry.slurm_node)
+    if use is None:
+        return
+    take(
+        state,
+        entry,
+        Claim(
+            id=state.claim_id(entry.uid),
+            job_id=job.id,
+            slurm_node=entry.slurm_node,
+            gpus=use,
+            state=job.state,
+            granted=state.now,
+            ends=job.end,
+            started=job.start,
+        ),
+    )
+
+
+def meet(state: State, entry: Entry, *, trusted: bool = False) -> None:
+    """Bring a held claim and its pod together.
+
+    Args:
+        state: the state.
+        entry: an entry with a claim, in phase held.
+        trusted: the claim was made for what the pod uses; its annotations may be old.
+
+    """
+    pod = state.pods.get(entry.uid)
+    if pod is None:
+        gone = state.gone.get(entry.uid)
+        if gone is not None and gone.may_run:
+            release.linger(state, entry)
+        else:
+            release.end_entry(state, entry, "its pod is gone")
+    elif pod.is_over or (not pod.node and pod.deleting_since is not None):
+        release.end_entry(state, entry, "its pod is over")
+    elif not pod.node:
+        return
+    elif pod.node != entry.kube_node:
+        release.end_entry(state, entry, f"the pod was bound to {pod.node}")
+    elif trusted or _agrees(state, entry, pod):
+        state.move(entry, Phase.BOUND)
+        write_down(state, entry, pod)
+        if entry.why:
+            evict.unlose(state, entry, pod)
+
+
+def _agrees(state: State, entry: Entry, pod: PodRecord) -> bool:
+    """Whether the pod was bound with this claim; if not, what it was bound with is looked for."""
+    written = written_claim(pod)
+    if written is None or written.job_id == entry.job_id:
+        return True
+    if written.indices == entry.gpus.indices:
+        return True
+    for job in live_claims(state, entry.uid):
+        if job.id == written.job_id and use_of(job, entry.slurm_node) is not None:
+            # The sweep ends the other one, which the pod does not use.
+            take_job(state, entry, job)
+            return False
+    both = {*(entry.gpus.indices or ()), *(written.indices or ())}
+    entry.gpus = GpuUse(entry.gpus.counts, tuple(sorted(both)) or None)
+    evict.lose(state, entry, pod, "its claim and its annotations name different GPUs")
+    return False
+
+
+def write_down(state: State, entry: Entry, pod: PodRecord) -> None:
+    """Write a pod's claim on it, if it does not say so already."""
+    indices = entry.gpus.indices
+    values = {
+        keys.CLAIM: f"{entry.job_id}/{pod.uid}",
+        keys.GPUS: "" if indices is None else format_indices(indices),
+    }
+    if any(pod.annotations.get(k) != v for k, v in values.items()):
+        state.out.append(AnnotatePod(pod.uid, pod.namespace, pod.name, values))

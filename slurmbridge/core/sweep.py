@@ -1,0 +1,211 @@
+"""Claims in Slurm that the book does not know: adopted, or ended after proof.
+
+They come from askers that got no clear answer, from the leader before this one, and from a
+slurmctld that has restarted with an older state.
+"""
+
+from __future__ import annotations
+
+from slurmbridge.core import cover, release, settle
+from slurmbridge.core.action import LookPod
+from slurmbridge.core.evidence import live_claims, others_on, use_of, written_claim
+from slurmbridge.core.settle import request_for
+from slurmbridge.core.state import Entry, Orphan, Phase, State, asked_gpus, is_running
+from slurmbridge.pool.claim import Ask
+from slurmbridge.pool.policy import Refusal, honour, resolve
+from slurmbridge.pool.record import GpuUse, PodRecord, SlurmJob
+
+UNKNOWN_PROMISES = 2
+"""Askers of another leader's days may still bind with an adopted claim; how many is not known."""
+
+
+def run(state: State) -> None:
+    """Look at every claim of the last reading: first those of pods that are on their nodes.
+
+    Once all of these are charged, with or without a claim, it can be told whether the GPUs of a
+    claim that nobody uses yet are really free.
+    """
+    later = []
+    for uid in list(state.live):
+        pod = state.pods.get(uid)
+        if pod is not None and pod.node:
+            _look_at(state, uid)
+        else:
+            later.append(uid)
+    cover.take_in_all(state)
+    for uid in later:
+        _look_at(state, uid)
+    shown = {job.id for jobs in state.live.values() for job in jobs}
+    state.orphans = {i: o for i, o in state.orphans.items() if i in shown}
+    _settle_doubts(state)
+
+
+def _look_at(state: State, uid: str) -> None:
+    jobs = live_claims(state, uid)
+    entry, pod = state.book.get(uid), state.pods.get(uid)
+    if not jobs or (entry is not None and entry.phase in (Phase.ASKING, Phase.COVERING)):
+        return
+    if entry is not None and entry.phase is not Phase.DOUBT:
+        _end_extras(state, entry, jobs)
+    elif pod is None:
+        for job in jobs:
+            _watch_orphan(state, uid, job)
+    else:
+        _adopt(state, pod, entry, jobs)
+
+
+def _settle_doubts(state: State) -> None:
+    """A claim that no reading shows for long enough was not made."""
+    for entry in list(state.book.values()):
+        if (
+            entry.phase is Phase.DOUBT
+            and state.snapshot is not None
+            and state.snapshot.began > entry.since + state.settings.doubt_s
+            and not live_claims(state, entry.uid)
+        ):
+            state.drop(entry)
+
+
+def _end_extras(state: State, entry: Entry, jobs: list[SlurmJob]) -> None:
+    """One claim per pod: the others go, once it is certain which is the one."""
+    if state.snapshot is None or state.snapshot.began <= entry.since:
+        return
+    if entry.phase is not Phase.LOST and all(job.id != entry.job_id for job in jobs):
+        return  # its own is not shown: `audit` looks into that first
+    for job in jobs:
+        if job.id == entry.job_id:
+            continue
+        use = use_of(job, entry.slurm_node)
+        if entry.phase is Phase.LOST and use is not None and use.indices == entry.gpus.indices:
+            if not entry.job_id:
+                settle.take_job(state, entry, job)
+            continue  # it holds what the pod still uses
+        release.end(state, state.claim_id(entry.uid), job.id, "the pod has another claim")
+
+
+def _adopt(state: State, pod: PodRecord, doubted: Entry | None, jobs: list[SlurmJob]) -> None:
+    """Take over claims of a pod that has none in the book."""
+    if pod.is_over or (not pod.node and pod.deleting_since is not None):
+        if doubted is not None:
+            state.drop(doubted)
+        for each in jobs:
+            release.end(state, state.claim_id(pod.uid), each.id, "its pod is over")
+        return
+    if any(j.state.base != "PENDING" and (j.gpus is None or not j.nodes) for j in jobs):
+        return  # not read in full yet: the next reading tells
+    job: SlurmJob | None
+    if pod.node:
+        job = _bound_with(pod, state.slurm_of.get(pod.node, ""), jobs)
+    else:
+        job = next((j for j in jobs if _kube_node(state, j) or not is_running(j)), None)
+    if job is None:
+        for other in jobs:
+            release.end(state, state.claim_id(pod.uid), other.id, "its pod is elsewhere")
+        return
+    _take_over(state, pod, doubted, job)
+
+
+def _kube_node(state: State, job: SlurmJob) -> str:
+    return state.kube_of.get(job.nodes[0], "") if job.nodes else ""
+
+
+def _bound_with(pod: PodRecord, slurm_node: str, jobs: list[SlurmJob]) -> SlurmJob | None:
+    """Which of its claims a pod on a node was bound with; None: with none of them."""
+    here = [j for j in jobs if j.state.base != "PENDING" and slurm_node in j.nodes]
+    written = written_claim(pod)
+    if written is not None:
+        for job in here:
+            if job.id == written.job_id:
+                return job
+        for job in here:
+            use = use_of(job, slurm_node)
+            if use is not None and use.indices == written.indices:
+                return job
+    return here[0] if here else None
+
+
+def _take_over(state: State, pod: PodRecord, doubted: Entry | None, job: SlurmJob) -> None:
+    slurm_node = job.nodes[0] if job.nodes else ""
+    if pod.node:
+        slurm_node = state.slurm_of[pod.node]
+    use = use_of(job, slurm_node)
+    entry = Entry(
+        uid=pod.uid,
+        ref=pod.ref,
+        kube_node=pod.node or state.kube_of.get(slurm_node, ""),
+        slurm_node=slurm_node,
+        phase=Phase.QUEUED,
+        since=state.now,
+        request=request_for(state, pod, slurm_node, _ask(state, pod, job)),
+        job_id=job.id,
+        gpus=use or GpuUse(),
+        sure_at=state.now,
+        boot=state.boot,
+        promised=0 if doubted is not None else UNKNOWN_PROMISES,
+        cause="" if doubted is None else doubted.cause,
+    )
+    if not is_running(job):
+        if pod.node:
+            entry.phase = Phase.BOUND  # suspended: `audit` looks into it
+        elif use is None:
+            entry.gpus = asked_gpus(pod)
+        state.put(entry)
+        return
+    if not pod.node and use is not None and others_on(state, entry, use):
+        if doubted is not None:
+            state.drop(doubted)
+        why = "another pod may still use its GPUs"
+        release.end(state, state.claim_id(pod.uid), job.id, why, slurm_node, use)
+        return
+    state.orphans.pop(job.id, None)
+    state.put(entry)
+    settle.take_job(state, entry, job)
+
+
+def _ask(state: State, pod: PodRecord, job: SlurmJob) -> Ask:
+    """What the claim was asked for; where policy would refuse it by now, as Slurm shows it."""
+    ask = resolve(pod, state.settings.policy)
+    if isinstance(ask, Refusal):
+        return honour(pod, state.settings.policy, job)
+    return ask
+
+
+def _watch_orphan(state: State, uid: str, job: SlurmJob) -> None:
+    """A claim without a pod that we know: ask the API server, then wait for its processes."""
+    claim_id = state.claim_id(uid)
+    gone = state.gone.get(uid)
+    if gone is not None and not gone.may_run:
+        release.end(state, claim_id, job.id, "its pod is gone")
+        return
+    orphan = state.orphans.setdefault(job.id, Orphan(looked=state.now))
+    if gone is not None and orphan.gone_at is None:
+        orphan.gone_at = gone.at
+    if orphan.gone_at is None:
+        if state.now - orphan.looked >= state.settings.orphan_s:
+            orphan.looked = state.now
+            namespace, _, name = job.comment.partition(" ref=")[2].partition("/")
+            state.out.append(LookPod(uid, namespace, name))
+        return
+    kube_node = _kube_node(state, job)
+    if not is_running(job):
+        release.end(state, claim_id, job.id, "there is no pod for it")
+    elif release.is_silent(state, kube_node):
+        orphan.gone_at = state.now
+        if not orphan.told_kept:
+            orphan.told_kept = True
+            release.tell_kept(state, kube_node, job.comment.partition(" ref=")[2])
+    elif state.now - orphan.gone_at >= state.settings.linger_s:
+        release.end(state, claim_id, job.id, "there is no pod for it")
+
+
+def on_no_pod(state: State, uid: str) -> None:
+    """The API server has said that there is no pod with this UID."""
+    if uid in state.pods:
+        return  # the watch will tell
+    entry = state.book.get(uid)
+    if entry is not None and entry.phase is Phase.DOUBT:
+        state.drop(entry)
+    for job in state.live.get(uid, ()):
+        orphan = state.orphans.get(job.id)
+        if orphan is not None and orphan.gone_at is None:
+            orphan.gone_at = state.now

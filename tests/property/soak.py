@@ -1,0 +1,77 @@
+"""Random operations with faults against the pure core, for as long as one likes.
+
+`python -m tests.property.soak --operations 100000 [--seed N] [--stories N]`
+
+Prints the story of the first broken promises, and one JSON line at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+
+from tests.support.core_world import WEIGHTS, BrokenPromise, World
+
+STORY_STEPS = 150
+TOLD_LINES = 120
+
+
+def run_story(seed: int, steps: int) -> World:
+    """One world from its beginning until it has settled.
+
+    Raises:
+        BrokenPromise: with the world as `world`.
+
+    """
+    luck = random.Random(seed)
+    names, weights = list(WEIGHTS), list(WEIGHTS.values())
+    # Each story has its own mix, so that rare operations come together now and then.
+    mixed = [w * luck.choice((0, 0.3, 1, 1, 2)) if w < 6 else w for w in weights]
+    world = World()
+    try:
+        for name in luck.choices(names, mixed, k=steps):
+            world.step(name, luck.getrandbits(16), luck.getrandbits(16))
+        world.settle()
+    except BrokenPromise as error:
+        error.world = world
+        raise
+    return world
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run, report, and give the exit status: 1 when a promise was broken."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--operations", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=1, help="of the first story")
+    parser.add_argument("--stories", type=int, default=3, help="so many broken ones are told")
+    args = parser.parse_args(argv)
+    found: dict[str, int] = {}
+    done, seed, told, began = 0, args.seed, 0, time.monotonic()
+    while done < args.operations:
+        try:
+            done += run_story(seed, STORY_STEPS).steps
+        except BrokenPromise as error:
+            done += error.world.steps
+            found[error.what] = found.get(error.what, 0) + 1
+            print(f"--- seed {seed}: {str(error)[:300]}")
+            if told < args.stories:
+                told += 1
+                print("\n".join(error.world.story[-TOLD_LINES:]))
+        seed += 1
+    total = {
+        "operations": done,
+        "seconds": round(time.monotonic() - began, 1),
+        "double_owned": found.pop("double_owned", 0),
+        "leaked_claims": found.pop("leaked_claims", 0),
+        "wrong_evictions": found.pop("wrong_evictions", 0),
+        "other": found,
+    }
+    print(json.dumps(total))
+    return 1 if any(found.values()) or total["leaked_claims"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,917 @@
+"""A small exact world around `Machine`: slurmctld, the API server, extenders, and bad luck.
+
+`SlurmModel` gives GPUs lowest first and never twice, keeps a cancelled job COMPLETING for a while,
+and a restart takes it back to what it had saved up to 5 s before: younger claims are forgotten,
+their ids are used again, cancelled claims run again. `World` lets any operation happen at any
+moment, answers late, twice or never, kills the machine, and checks after each step what the design
+promises. Everything is decided by the integers that are passed in, so a story can be told again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from slurmbridge.core import action as act
+from slurmbridge.core import event as ev
+from slurmbridge.core import publish
+from slurmbridge.core.machine import Machine
+from slurmbridge.core.settings import Eviction, Settings
+from slurmbridge.pool import keys
+from slurmbridge.pool.claim import Claim, ClaimId, claim_of, write_comment
+from slurmbridge.pool.gres import format_indices, parse_indices
+from slurmbridge.pool.ledger import GpuState
+from slurmbridge.pool.policy import Granularity, Policy
+from slurmbridge.pool.record import (
+    GpuCount,
+    GpuRequest,
+    GpuUse,
+    JobState,
+    KubeNode,
+    NodeState,
+    PodRecord,
+    SlurmConfig,
+    SlurmJob,
+    SlurmNode,
+    SlurmSnapshot,
+)
+
+T0 = 1_800_000_000.0
+CLUSTER = "blue"
+OWNER = 64030
+GPUS = 4
+NODES = ("n1", "n2")
+SAVE_S = 5.0
+EPILOG_S = 2.0
+MIN_JOB_AGE_S = 30.0
+PREEMPT_S = 15.0
+KILL_S = 3.0
+"""How long processes of a force-deleted pod live on (measured: 2.8-3.1 s)."""
+BIND_S = 5.0
+"""An extender gives up on a Binding after this."""
+MOST_PODS = 10
+
+SETTINGS = Settings(
+    policy=Policy(cluster=CLUSTER, granularity=Granularity.GPU),
+    owner_uid=OWNER,
+    eviction=Eviction(per_minute=20, share=0.5, at_least=4),
+)
+
+
+class BrokenPromise(AssertionError):
+    """The machine did what it must never do. what: word for the soak's counters."""
+
+    def __init__(self, what: str, text: str) -> None:
+        self.what = what
+        super().__init__(f"{what}: {text}")
+
+
+@dataclass
+class ModelJob:
+    """A job of the model. uid: pod of a claim of ours; comment, name, user: who it says it is."""
+
+    id: int
+    node: str
+    gpus: tuple[int, ...]
+    name: str
+    comment: str
+    user_id: int
+    start: float
+    end: float
+    state: str = "RUNNING"
+    completing_until: float = 0.0
+    ended_at: float = 0.0
+    revived_at: float = 0.0
+    preempted_at: float | None = None
+
+    @property
+    def holds(self) -> bool:
+        return self.state in ("RUNNING", "SUSPENDED", "COMPLETING")
+
+    @property
+    def uid(self) -> str:
+        owner = claim_of(self.record(), CLUSTER, OWNER)
+        return "" if owner is None else owner.uid
+
+    def record(self) -> SlurmJob:
+        completing = self.state == "COMPLETING"
+        base = "CANCELLED" if completing else self.state
+        return SlurmJob(
+            id=self.id,
+            name=self.name,
+            comment=self.comment,
+            user_id=self.user_id,
+            account="",
+            partition="",
+            qos="",
+            state=JobState(base, frozenset({"COMPLETING"} if completing else ())),
+            nodes=(self.node,),
+            gpus=None if completing else {self.node: use(self.gpus)},
+            start=self.start,
+            end=self.end,
+            preempted_at=self.preempted_at,
+        )
+
+
+def use(gpus: tuple[int, ...]) -> GpuUse:
+    return GpuUse((GpuCount("", len(gpus)),) if gpus else (), gpus)
+
+
+class SlurmModel:
+    """slurmctld, exact in what it gives to whom."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+        self.jobs: dict[int, ModelJob] = {}
+        self.next_id = 10
+        self.boot = now - 1000
+        self.down: set[str] = set()
+        self.forgets_use: set[str] = set()
+        self._saved = (copy.deepcopy(self.jobs), self.next_id)
+        self._saved_at = now
+
+    def advance(self, now: float) -> None:
+        self.now = now
+        for job in list(self.jobs.values()):
+            if job.preempted_at is not None and now - job.preempted_at > PREEMPT_S:
+                self.cancel(job)
+            if job.state == "COMPLETING" and now >= job.completing_until:
+                job.state = "CANCELLED"
+                job.ended_at = now
+            if not job.holds and now - job.ended_at > MIN_JOB_AGE_S:
+                del self.jobs[job.id]
+        if now - self._saved_at >= SAVE_S:
+            self.save()
+
+    def save(self) -> None:
+        self._saved = (copy.deepcopy(self.jobs), self.next_id)
+        self._saved_at = self.now
+
+    def owner(self, node: str, gpu: int) -> ModelJob | None:
+        for job in self.jobs.values():
+            if job.holds and job.node == node and gpu in job.gpus:
+                return job
+        return None
+
+    def free(self, node: str) -> list[int]:
+        return [g for g in range(GPUS) if self.owner(node, g) is None]
+
+    def is_completing(self, node: str) -> bool:
+        return any(j.state == "COMPLETING" and j.node == node for j in self.jobs.values())
+
+    def allocate(
+        self,
+        node: str,
+        count: int,
+        name: str,
+        comment: str,
+        user_id: int,
+        minutes: int,
+        exactly: tuple[int, ...] | None = None,
+    ) -> ModelJob | None:
+        if node in self.down or self.is_completing(node):
+            return None
+        free = self.free(node)
+        gpus = tuple(free[:count]) if exactly is None else exactly
+        if len(gpus) < count or not set(gpus) <= set(free):
+            return None
+        job = ModelJob(
+            self.next_id, node, gpus, name, comment, user_id, self.now, self.now + 60 * minutes
+        )
+        self.next_id += 1
+        self.jobs[job.id] = job
+        return job
+
+    def cancel(self, job: ModelJob) -> None:
+        if job.state in ("RUNNING", "SUSPENDED"):
+            job.state = "COMPLETING"
+            job.completing_until = self.now + EPILOG_S
+
+    def fail_node(self, node: str) -> None:
+        self.down.add(node)
+        for job in self.jobs.values():
+            if job.node == node and job.holds:
+                job.state, job.ended_at = "NODE_FAIL", self.now
+
+    def restart(self, under_reports: bool) -> None:
+        """kill -9 and start: back to what was saved last."""
+        before = self.jobs
+        jobs, self.next_id = copy.deepcopy(self._saved)
+        for job in jobs.values():
+            was = before.get(job.id)
+            if job.holds and (was is None or not was.holds or was.comment != job.comment):
+                job.revived_at = self.now
+        self.jobs = jobs
+        self.boot = self.now
+        self.forgets_use = set(NODES) if under_reports else set()
+        # What completed meanwhile has run its Epilog long ago.
+        for job in jobs.values():
+            if job.state == "COMPLETING":
+                job.completing_until = self.now + 0.5
+            elif job.node in self.down and job.holds:
+                job.state, job.ended_at = "NODE_FAIL", self.now
+
+    def snapshot(self, began: float) -> SlurmSnapshot:
+        nodes = {}
+        for name in NODES:
+            used = tuple(
+                sorted(
+                    g
+                    for j in self.jobs.values()
+                    if j.node == name and j.state in ("RUNNING", "SUSPENDED")
+                    for g in j.gpus
+                )
+            )
+            if name in self.forgets_use:
+                used = used[1:]
+            base = "DOWN" if name in self.down else "MIXED" if used else "IDLE"
+            flags = {"COMPLETING"} if self.is_completing(name) else set()
+            nodes[name] = SlurmNode(
+                name=name,
+                state=NodeState(base, frozenset(flags)),
+                cpus_total=64,
+                cpus_used=0,
+                memory_mib=100_000,
+                memory_used_mib=0,
+                gpus=(GpuCount("", GPUS),),
+                gpus_used=use(used),
+            )
+        return SlurmSnapshot(
+            began=began,
+            ended=self.now,
+            config=SlurmConfig("s", "22.05.8", self.boot),
+            nodes=nodes,
+            jobs={j.id: j.record() for j in self.jobs.values()},
+        )
+
+
+@dataclass
+class ModelPod:
+    """A pod of the model. uses: the GPUs that its containers got when it was bound.
+
+    runs_until: when the processes of a force-deleted pod are gone; None: with the pod.
+    fault: Slurm has ended or forgotten a claim that it was promised. covered_polls: readings since
+    Slurm has held exactly its GPUs for it without a break.
+    """
+
+    record: PodRecord
+    uses: tuple[int, ...] = ()
+    is_gone: bool = False
+    runs_until: float | None = None
+    fault: bool = False
+    covered_polls: int = 0
+    dies_at: float | None = None
+
+    @property
+    def node(self) -> str:
+        return self.record.node
+
+    def runs(self, now: float) -> bool:
+        """Whether it has processes on a node."""
+        if not self.record.node or self.record.is_over:
+            return False
+        return not self.is_gone or (self.runs_until is not None and now < self.runs_until)
+
+
+@dataclass
+class Binding:
+    """A Binding under way."""
+
+    uid: str
+    node: str
+    job_id: int
+    gpus: str
+    until: float
+
+
+@dataclass
+class World:
+    """Everything, and one machine in the middle. `step` does one thing."""
+
+    now: float = T0
+    slurm: SlurmModel = field(default_factory=lambda: SlurmModel(T0))
+    pods: dict[str, ModelPod] = field(default_factory=dict)
+    not_ready: set[str] = field(default_factory=set)
+    watch: deque[ev.Event] = field(default_factory=deque)
+    actions: list[act.Action] = field(default_factory=list)
+    answers: list[ev.Event] = field(default_factory=list)
+    bindings: list[Binding] = field(default_factory=list)
+    asks: dict[int, str] = field(default_factory=dict)
+    late_poll: SlurmSnapshot | None = None
+    story: list[str] = field(default_factory=list)
+    machine: Machine = field(init=False)
+    terms: int = 0
+    ops: int = 0
+    made: int = 0
+    steps: int = 0
+    issued: dict[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._start_machine()
+
+    # The operations. `pick` chooses among what is there, `how` in which way.
+
+    def step(self, name: str, pick: int, how: int) -> None:
+        self.steps += 1
+        self.story.append(f"{self.now - T0:.1f} {name} {pick} {how}")
+        getattr(self, name)(pick, how)
+        self.check()
+
+    def wait(self, pick: int, how: int) -> None:
+        self._advance((0.1, 0.1, 0.5, 0.5, 1.0, 1.0, 1.0, 2.0, 6.0, 25.0)[pick % 10])
+
+    def poll(self, pick: int, how: int) -> None:
+        """A reading, at once; or it comes in late, with something in between."""
+        snapshot = self.slurm.snapshot(self.now)
+        if how % 4 == 0:
+            self.late_poll = snapshot
+        else:
+            self._take_poll(snapshot)
+
+    def poll_late(self, pick: int, how: int) -> None:
+        if self.late_poll is not None:
+            snapshot, self.late_poll = self.late_poll, None
+            self._take_poll(snapshot)
+
+    def tick(self, pick: int, how: int) -> None:
+        self._handle(ev.Ticked())
+
+    def make_pod(self, pick: int, how: int) -> None:
+        if sum(not p.is_gone for p in self.pods.values()) >= MOST_PODS:
+            return
+        self.made += 1
+        uid = f"u{self.made}"
+        record = PodRecord(
+            uid=uid,
+            namespace="d",
+            name=f"p{pick % 5}",
+            phase="Pending",
+            gpu=GpuRequest(1 + how % 3),
+            cpus=1,
+            memory_mib=1,
+            created=self.now,
+            grace_s=5,
+            waiting_on_us=how % 2 == 0,
+        )
+        self.pods[uid] = ModelPod(record)
+        self.watch.append(ev.PodChanged(record))
+
+    def see(self, pick: int, how: int) -> None:
+        """The watch tells the machine some of what has happened."""
+        for _ in range(1 + how % 6):
+            if self.watch:
+                self._handle(self.watch.popleft())
+
+    def relist(self, pick: int, how: int) -> None:
+        self.watch = deque(e for e in self.watch if isinstance(e, ev.NodeChanged))
+        self._handle(ev.PodsListed(self._listing()))
+
+    def ask(self, pick: int, how: int) -> None:
+        waiting = [p for p in self.pods.values() if not p.is_gone and not p.record.is_over]
+        if how % 9:
+            waiting = [p for p in waiting if not p.node]
+        if not waiting:
+            return
+        pod = waiting[pick % len(waiting)].record
+        # Mostly a pod is tried on one node; sometimes the scheduler changes its mind.
+        node = NODES[int(pod.uid[1:]) % 2 if how % 5 else how % 2]
+        self.ops += 1
+        self.asks[self.ops] = pod.uid
+        self._handle(ev.ClaimAsked(self.ops, pod.uid, pod.namespace, pod.name, node))
+
+    def act(self, pick: int, how: int) -> None:
+        """One action under way is done, in one of many ways."""
+        if self.actions:
+            self._carry_out(self.actions.pop(pick % len(self.actions)), how)
+
+    def answer(self, pick: int, how: int) -> None:
+        """One late answer comes in, perhaps twice."""
+        if self.answers:
+            event = self.answers.pop(pick % len(self.answers))
+            self._handle(event)
+            if how % 6 == 0:
+                self._handle(event)
+
+    def bind(self, pick: int, how: int) -> None:
+        if self.bindings:
+            self._bind(self.bindings.pop(pick % len(self.bindings)), how)
+
+    def native(self, pick: int, how: int) -> None:
+        """A job of somebody else; some say in their comment that they are ours."""
+        name, comment, user_id = "train", "", 1001
+        if how % 7 == 1:
+            uid = f"u{1 + pick % max(1, self.made)}"
+            name, comment = f"slurmbridge-{CLUSTER}", write_comment(ClaimId(CLUSTER, uid), "d/x")
+        elif how % 7 == 2:
+            uid = f"u{1 + pick % max(1, self.made)}"
+            name, comment = "slurmbridge-red", write_comment(ClaimId("red", uid), "d/x")
+            user_id = OWNER
+        node = NODES[pick % 2]
+        self.slurm.allocate(node, 1 + how % 2, name, comment, user_id, 100_000)
+
+    def native_ends(self, pick: int, how: int) -> None:
+        jobs = [j for j in self.slurm.jobs.values() if j.holds and not j.uid]
+        if jobs:
+            self.slurm.cancel(jobs[pick % len(jobs)])
+
+    def claim_ends(self, pick: int, how: int) -> None:
+        """Scancel, time limit, preemption, or suspension of a claim by Slurm."""
+        claims = [j for j in self.slurm.jobs.values() if j.state == "RUNNING" and j.uid]
+        if not claims:
+            return
+        job = claims[pick % len(claims)]
+        if how % 5 == 0:
+            job.state = "SUSPENDED"
+        elif how % 5 == 1:
+            job.preempted_at = self.now
+        else:
+            self.slurm.cancel(job)
+        self._fault(job.uid)
+
+    def claim_resumes(self, pick: int, how: int) -> None:
+        claims = [j for j in self.slurm.jobs.values() if j.state == "SUSPENDED"]
+        if claims:
+            claims[pick % len(claims)].state = "RUNNING"
+
+    def restart_slurm(self, pick: int, how: int) -> None:
+        before = {(j.id, j.comment) for j in self.slurm.jobs.values() if j.state == "RUNNING"}
+        uids = {j.id: j.uid for j in self.slurm.jobs.values()}
+        self.slurm.restart(how % 2 == 0)
+        after = {(j.id, j.comment) for j in self.slurm.jobs.values() if j.state == "RUNNING"}
+        for job_id, _ in before - after:
+            self._fault(uids[job_id])
+
+    def node_fails(self, pick: int, how: int) -> None:
+        if how % 3:
+            return
+        node = NODES[pick % 2]
+        for job in self.slurm.jobs.values():
+            if job.node == node and job.holds:
+                self._fault(job.uid)
+        self.slurm.fail_node(node)
+
+    def node_returns(self, pick: int, how: int) -> None:
+        self.slurm.down.discard(NODES[pick % 2])
+
+    def kubelet(self, pick: int, how: int) -> None:
+        """A bound pod starts, ends, or finishes its grace period."""
+        pods = [
+            p
+            for p in self.pods.values()
+            if p.node and not p.is_gone and p.node not in self.not_ready
+        ]
+        if not pods:
+            return
+        pod = pods[pick % len(pods)]
+        if pod.record.is_over:
+            if pod.record.deleting_since is not None or how % 2:
+                self._vanish(pod)
+        elif pod.record.deleting_since is not None:
+            if self.now >= (pod.dies_at or 0.0):
+                self._change(pod, phase="Failed")
+        elif pod.record.phase == "Pending":
+            self._change(pod, phase="Running")
+        elif how % 4 == 0:
+            self._change(pod, phase="Succeeded")
+
+    def delete(self, pick: int, how: int) -> None:
+        pods = [p for p in self.pods.values() if not p.is_gone and p.record.deleting_since is None]
+        if pods:
+            self._delete(pods[pick % len(pods)])
+
+    def force_delete(self, pick: int, how: int) -> None:
+        pods = [p for p in self.pods.values() if not p.is_gone]
+        if pods and how % 2 == 0:
+            self._vanish(pods[pick % len(pods)])
+
+    def node_silent(self, pick: int, how: int) -> None:
+        node = NODES[pick % 2]
+        if node in self.not_ready:
+            self.not_ready.discard(node)
+            for pod in self.pods.values():
+                if pod.node == node and pod.is_gone and pod.runs(self.now):
+                    pod.runs_until = self.now + KILL_S
+        elif how % 3 == 0:
+            self.not_ready.add(node)
+            for pod in self.pods.values():
+                if pod.node == node and pod.is_gone and pod.runs(self.now):
+                    pod.runs_until = float("inf")
+        self.watch.append(ev.NodeChanged(self._kube_node(node)))
+
+    def kill_machine(self, pick: int, how: int) -> None:
+        """The bridge is lost; what it had under way is done by nobody, or unseen."""
+        zombies, self.actions = self.actions, []
+        self.answers.clear()
+        self.asks.clear()
+        self.late_poll = None
+        for index, action in enumerate(zombies):
+            if (how >> (index % 8)) & 1:
+                self._effect(action)
+        self._start_machine()
+
+    def breaker(self, pick: int, how: int) -> None:
+        if self.machine.state.breaker_since is not None:
+            self._handle(ev.BreakerAnswered(confirm=how % 2 == 0))
+
+    # What follows from them.
+
+    def _start_machine(self) -> None:
+        self.terms += 1
+        self.machine = Machine(SETTINGS, f"t{self.terms}")
+        self.watch.clear()
+        self._handle(ev.NodesListed(tuple(self._kube_node(n) for n in NODES)))
+        self._handle(ev.PodsListed(self._listing()))
+
+    def _listing(self) -> tuple[PodRecord, ...]:
+        return tuple(p.record for p in self.pods.values() if not p.is_gone)
+
+    def _kube_node(self, name: str) -> KubeNode:
+        return KubeNode(
+            name=name,
+            uid=name,
+            ready=name not in self.not_ready,
+            unschedulable=False,
+            gpus={"nvidia.com/gpu": GPUS},
+        )
+
+    def _advance(self, seconds: float) -> None:
+        self.now = round(self.now + seconds, 3)
+        self.slurm.advance(self.now)
+        self.bindings = [b for b in self.bindings if self.now < b.until]
+
+    def _take_poll(self, snapshot: SlurmSnapshot) -> None:
+        for pod in self.pods.values():
+            if pod.covered_polls:
+                pod.covered_polls += 1
+        self._handle(ev.Polled(snapshot))
+
+    def _handle(self, event: ev.Event) -> None:
+        for action in self.machine.handle(event, self.now):
+            self.story.append(f"    -> {_short(action)}")
+            self._watch_action(action)
+            if isinstance(action, act.Reply):
+                self._take_reply(action)
+            else:
+                self.actions.append(action)
+                self.issued[id(action)] = self.now
+
+    def _take_reply(self, reply: act.Reply) -> None:
+        uid = self.asks.pop(reply.op, None)
+        if uid is None:
+            raise BrokenPromise("answers", f"op {reply.op} was answered twice, or never asked")
+        if reply.reason:
+            return
+        job = self.slurm.jobs.get(reply.job_id)
+        node = self.machine.state.book[uid].kube_node
+        gpus = set(parse_indices(reply.gpus))
+        known = self.machine.state.pods
+        for other in self.pods.values():
+            is_known = other.record.uid in known and known[other.record.uid].node == node
+            if other.record.uid != uid and is_known and other.runs(self.now):
+                self._demand(
+                    not gpus & set(other.uses), "double_owned", f"{uid} was promised {gpus}"
+                )
+        if job is None or job.uid != uid:
+            self._fault(uid)
+        self.bindings.append(Binding(uid, node, reply.job_id, reply.gpus, self.now + BIND_S))
+
+    def _watch_action(self, action: act.Action) -> None:
+        """Is this an action that must never be taken?"""
+        if isinstance(action, act.Evict):
+            pod = self.pods[action.uid]
+            self._demand(
+                pod.fault and pod.covered_polls < 4, "wrong_evictions", f"{action.uid} is evicted"
+            )
+        elif isinstance(action, act.End):
+            job = self.slurm.jobs.get(action.job_id)
+            pod = self.pods.get(action.claim_id.uid)
+            if job is None or pod is None or job.state != "RUNNING" or job.uid != pod.record.uid:
+                return
+            needed = pod.runs(self.now) and self._covers(job, pod)
+            others = [
+                j
+                for j in self.slurm.jobs.values()
+                if j.id != job.id and j.uid == pod.record.uid and self._covers(j, pod)
+            ]
+            self._demand(not needed or bool(others), "ended_in_use", f"End of {job.id}")
+
+    def _covers(self, job: ModelJob, pod: ModelPod) -> bool:
+        return (
+            job.state == "RUNNING"
+            and job.uid == pod.record.uid
+            and job.node == pod.node
+            and set(pod.uses) <= set(job.gpus)
+        )
+
+    def _carry_out(self, action: act.Action, how: int) -> None:
+        """0-9: well; 10, 11: late answer; 12: twice; 13: done, no answer; 14: not done, no answer
+        to tell; 15: never."""
+        way = how % 16
+        if way == 15 and not isinstance(action, (act.LookJob, act.LookPod)):
+            self.story.append(f"    {_short(action)} lost")
+            return
+        if way in (13, 14):
+            if way == 13:
+                self._effect(action)
+            failed = self._no_answer(action)
+            if failed is not None:
+                self._handle(failed)
+            return
+        event = self._effect(action)
+        if way == 12:
+            second = self._effect(action)
+            event = event or second
+        if event is None:
+            return
+        if way in (10, 11):
+            self.answers.append(event)
+        else:
+            self._handle(event)
+
+    def _no_answer(self, action: act.Action) -> ev.Event | None:
+        match action:
+            case act.Allocate(uid=uid) | act.Queue(uid=uid):
+                return ev.AllocateUnknown(uid, 0, "timed out")
+            case act.End(claim_id=claim_id, job_id=job_id) | act.Extend(
+                claim_id=claim_id, job_id=job_id
+            ):
+                return ev.ActionFailed(type(action).__name__, claim_id.uid, job_id, "timed out")
+            case act.Cover(uid=uid) | act.LookPod(uid=uid) | act.Evict(uid=uid):
+                return ev.ActionFailed(type(action).__name__, uid, 0, "timed out")
+            case act.LookJob(uid=uid, job_id=job_id):
+                return ev.ActionFailed("LookJob", uid, job_id, "timed out")
+            case _:
+                return None
+
+    def _effect(self, action: act.Action) -> ev.Event | None:
+        """Do it, and give the true answer."""
+        match action:
+            case act.Allocate(uid=uid, request=request):
+                job = self._claim(request, None)
+                if job is None:
+                    return ev.AllocateRefused(uid, "busy", "Requested nodes are busy")
+                return ev.Allocated(uid, self._as_claim(job, request.id))
+            case act.Cover(uid=uid, request=request, indices=indices):
+                if self.slurm.is_completing(request.slurm_node):
+                    return ev.ActionFailed("Cover", uid, 0, "jobs are ending on the node")
+                job = self._claim(request, indices)
+                if job is None:
+                    return ev.CoverRefused(uid, "indices", "others have them")
+                return ev.Covered(uid, self._as_claim(job, request.id))
+            case act.End(claim_id=claim_id, job_id=job_id):
+                job = self.slurm.jobs.get(job_id)
+                if job is not None and job.uid == claim_id.uid:
+                    if job.start > self.issued[id(action)]:
+                        # Same pod, same id, another claim: slurmctld has restarted in between.
+                        self._fault(job.uid)
+                    self.slurm.cancel(job)
+                return ev.Ended(claim_id.uid, job_id)
+            case act.Extend(claim_id=claim_id, job_id=job_id, minutes=minutes):
+                job = self.slurm.jobs.get(job_id)
+                if job is None or job.uid != claim_id.uid:
+                    return ev.ActionFailed("Extend", claim_id.uid, job_id, "no such job")
+                job.end = self.now + 60 * minutes
+                return ev.Extended(claim_id.uid, job_id, job.end)
+            case act.LookJob(uid=uid, job_id=job_id):
+                job = self.slurm.jobs.get(job_id)
+                return ev.JobLooked(uid, job_id, None if job is None else job.record())
+            case act.LookPod(uid=uid):
+                pod = self.pods.get(uid)
+                found = None if pod is None or pod.is_gone else pod.record
+                return ev.PodLooked(uid, found)
+            case act.Evict(uid=uid):
+                pod = self.pods[uid]
+                if not pod.is_gone and pod.record.deleting_since is None:
+                    self._delete(pod)
+                return ev.Evicted(uid)
+            case act.AnnotatePod(uid=uid, annotations=annotations):
+                pod = self.pods[uid]
+                if not pod.is_gone:
+                    merged = {**pod.record.annotations, **annotations}
+                    kept = {k: v for k, v in merged.items() if v is not None}
+                    self._change(pod, annotations=kept)
+                return None
+            case _:
+                return None
+
+    def _claim(self, request: Any, indices: tuple[int, ...] | None) -> ModelJob | None:
+        return self.slurm.allocate(
+            request.slurm_node,
+            request.ask.gpu.count,
+            request.id.job_name,
+            write_comment(request.id, request.ref),
+            OWNER,
+            request.ask.minutes,
+            exactly=indices,
+        )
+
+    def _as_claim(self, job: ModelJob, claim_id: ClaimId) -> Claim:
+        return Claim(
+            id=claim_id,
+            job_id=job.id,
+            slurm_node=job.node,
+            gpus=use(job.gpus),
+            state=JobState("RUNNING"),
+            granted=self.now,
+            ends=job.end,
+            started=job.start,
+        )
+
+    def _bind(self, binding: Binding, how: int) -> None:
+        pod = self.pods[binding.uid]
+        if how % 8 == 7:
+            return  # lost on the way; the extender does not know
+        can = not pod.is_gone and not pod.node and pod.record.deleting_since is None
+        if can and how % 8 != 6:
+            job = self.slurm.jobs.get(binding.job_id)
+            if job is None or job.uid != binding.uid or job.state != "RUNNING":
+                pod.fault = True
+            pod.uses = parse_indices(binding.gpus)
+            self._change(
+                pod,
+                node=binding.node,
+                annotations={
+                    **pod.record.annotations,
+                    keys.CLAIM: f"{binding.job_id}/{binding.uid}",
+                    keys.GPUS: binding.gpus,
+                },
+            )
+        elif pod.node != binding.node or pod.is_gone:
+            self.answers.append(ev.UnboundReleased(binding.uid, binding.job_id))
+
+    def _change(self, pod: ModelPod, **fields: Any) -> None:
+        pod.record = msgspec.structs.replace(pod.record, **fields)
+        self.watch.append(ev.PodChanged(pod.record))
+
+    def _delete(self, pod: ModelPod) -> None:
+        if not pod.node:
+            self._vanish(pod)
+            return
+        pod.dies_at = self.now + 2
+        self._change(pod, deleting_since=self.now)
+
+    def _vanish(self, pod: ModelPod) -> None:
+        if pod.runs(self.now):
+            pod.runs_until = float("inf") if pod.node in self.not_ready else self.now + KILL_S
+        pod.is_gone = True
+        self.watch.append(ev.PodGone(pod.record))
+
+    def _fault(self, uid: str) -> None:
+        if uid in self.pods:
+            self.pods[uid].fault = True
+            self.pods[uid].covered_polls = 0
+
+    # What must hold at every moment.
+
+    def _demand(self, fact: bool, what: str, text: str) -> None:
+        if not fact:
+            raise BrokenPromise(what, text)
+
+    def check(self) -> None:
+        for pod in self.pods.values():
+            if not pod.runs(self.now):
+                continue
+            if any(self._covers(j, pod) for j in self.slurm.jobs.values() if not j.preempted_at):
+                pod.covered_polls = pod.covered_polls or 1
+            else:
+                pod.covered_polls = 0
+            for gpu in pod.uses:
+                owner = self.slurm.owner(pod.node, gpu)
+                mine = owner is not None and owner.uid == pod.record.uid
+                self._demand(
+                    mine or pod.fault,
+                    "double_owned",
+                    f"GPU {gpu} of {pod.node} is used by {pod.record.uid}, owner: {owner}",
+                )
+        self._check_view()
+
+    def _check_view(self) -> None:
+        state = self.machine.state
+        if not state.is_synced or state.snapshot is None:
+            return
+        publish.refresh(state)
+        for name in NODES:
+            ledger, view = state.ledgers[name], state.views[name]
+            free = set(ledger.in_state(GpuState.FREE))
+            for uid, known in state.pods.items():
+                pod = self.pods[uid]
+                if known.node == name and not known.is_over and pod.runs(self.now):
+                    text = f"{uid} uses {pod.uses} of {name}, free: {free}"
+                    self._demand(not free & set(pod.uses), "freed_in_view", text)
+            for job in self.slurm.jobs.values():
+                is_known = (
+                    job.start < state.snapshot.began and job.revived_at < state.snapshot.began
+                ) or (job.id in state.by_job and state.by_job[job.id] == job.uid)
+                if job.node == name and job.holds and is_known:
+                    text = f"job {job.id} holds {job.gpus} of {name}, free: {free}"
+                    self._demand(not free & set(job.gpus), "freed_in_view", text)
+            self._demand(view.free_total <= len(free), "freed_in_view", f"view of {name}")
+
+    # What must come true in the end.
+
+    def settle(self, seconds: int = 260) -> None:
+        """No more bad luck: everything is answered, read and carried out for a while."""
+        self.story.append(f"{self.now - T0:.1f} settle")
+        self.slurm.down.clear()
+        for node in sorted(self.not_ready):
+            self.node_silent(NODES.index(node), 0)
+        for job in self.slurm.jobs.values():
+            if job.state == "SUSPENDED":
+                job.state = "RUNNING"
+            if job.preempted_at is not None:
+                self.slurm.cancel(job)
+        for _ in range(seconds):
+            while self.watch:
+                self._handle(self.watch.popleft())
+            for event in self.answers:
+                self._handle(event)
+            self.answers.clear()
+            self.poll(0, 1)
+            self.tick(0, 0)
+            for _ in range(200):
+                if not self.actions:
+                    break
+                self.act(0, 0)
+            for binding in self.bindings:
+                self._bind(binding, 0)
+            self.bindings.clear()
+            for index, pod in enumerate(list(self.pods.values())):
+                if pod.record.deleting_since is not None and not pod.is_gone:
+                    mine = [
+                        p
+                        for p in self.pods.values()
+                        if p.node and not p.is_gone and p.node not in self.not_ready
+                    ]
+                    self.kubelet(mine.index(pod), 1 + index % 1)
+            if self.machine.state.breaker_since is not None:
+                self._handle(ev.BreakerAnswered(confirm=True))
+            self._advance(1.0)
+            self.check()
+        self._check_settled()
+
+    def _check_settled(self) -> None:
+        state = self.machine.state
+        claims: dict[str, list[ModelJob]] = {}
+        for job in self.slurm.jobs.values():
+            if job.state in ("RUNNING", "SUSPENDED", "COMPLETING") and job.uid:
+                claims.setdefault(job.uid, []).append(job)
+        for uid, jobs in claims.items():
+            pod = self.pods.get(uid)
+            needs = pod is not None and pod.runs(self.now)
+            self._demand(needs, "leaked_claims", f"{jobs} of {uid}, whose pod needs none")
+            self._demand(len(jobs) == 1, "leaked_claims", f"{uid} has several: {jobs}")
+        for pod in self.pods.values():
+            if pod.runs(self.now):
+                jobs = claims.get(pod.record.uid, [])
+                ok = len(jobs) == 1 and self._covers(jobs[0], pod)
+                self._demand(ok, "uncovered", f"{pod.record.uid} runs, claims: {jobs}")
+                written = pod.record.annotations.get(keys.CLAIM)
+                self._demand(
+                    written == f"{jobs[0].id}/{pod.record.uid}"
+                    and pod.record.annotations.get(keys.GPUS) == format_indices(pod.uses),
+                    "annotations",
+                    f"{pod.record.uid} says {written}, not {jobs[0].id}",
+                )
+        self._demand(not self.asks, "answers", f"never answered: {self.asks}")
+        self._demand(not state.ending and not state.orphans, "leaked_state", "ending, orphans")
+        for entry in state.book.values():
+            ok = entry.phase == "bound" and self.pods[entry.uid].runs(self.now)
+            self._demand(ok, "leaked_state", f"{entry}")
+
+
+def _short(action: act.Action) -> str:
+    text = repr(action)
+    return text if len(text) < 160 else text[:157] + "..."
+
+
+WEIGHTS: dict[str, int] = {
+    "wait": 14,
+    "poll": 14,
+    "poll_late": 4,
+    "tick": 8,
+    "make_pod": 7,
+    "see": 14,
+    "relist": 1,
+    "ask": 12,
+    "act": 26,
+    "answer": 4,
+    "bind": 12,
+    "native": 5,
+    "native_ends": 4,
+    "claim_ends": 2,
+    "claim_resumes": 1,
+    "restart_slurm": 2,
+    "node_fails": 1,
+    "node_returns": 2,
+    "kubelet": 10,
+    "delete": 2,
+    "force_delete": 2,
+    "node_silent": 2,
+    "kill_machine": 1,
+    "breaker": 1,
+}
+"""How often each operation happens in a soak; the keys are all operations."""
