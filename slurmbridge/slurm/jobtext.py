@@ -44,16 +44,15 @@ _AFTER_NAME = re.compile(
 )
 _ACCOUNT = re.compile(r"\S+\s+MCS_label=\S+\s+Priority=[0-9]+\s+Nice=-?[0-9]+\s+Account=")
 _QOS = re.compile(r"\s+QOS=")
-_GROUPS = re.compile(
-    r"(?:\sNodes=(?P<nodes>\S+) CPU_IDs=\S* (?:Mem=[0-9]* )?GRES(?:_IDX)?=(?P<gres>\S*))"
-)
-_RUN = re.compile(rf"(?:{_GROUPS.pattern.replace('?P<nodes>', '').replace('?P<gres>', '')}\s*)+")
+_GROUP: Final = r"\s+Nodes=(\S+) CPU_IDs=\S* (?:Mem=[0-9]* )?GRES(?:_IDX)?=(\S*)"
+_GROUPS = re.compile(_GROUP)
+_RUN = re.compile(f"(?:{_GROUP})+")
 _JOB_GRES = re.compile(r"\sJOB_GRES=(\S*)")
 _TRES_PER = re.compile(r"\sTresPer(?:Job|Node|Socket|Task)=(\S*)")
 _ZONE_END = re.compile(r"\sMinCPUsNode=|\sFeatures=|\sCommand=")
 _COMMENT = re.compile(
-    r"\sComment=(.*?)\s*(?=\s(?:Power|TresPer\w+|TresBind|TresFreq|MailUser|MailType|Extra"
-    r"|SystemComment|NtasksPerTRES|CpusPerTres|MemPerTres|Container\w*)[=:]|\Z)",
+    r"\sComment=(.*?)\s*(?=\s(?:StdErr|StdIn|StdOut|Power|TresPer\w+|TresBind|TresFreq|MailUser"
+    r"|MailType|Extra|SystemComment|NtasksPerTRES|CpusPerTres|MemPerTres|Container\w*)[=:]|\Z)",
     re.DOTALL,
 )
 _UNSET: Final = frozenset({"", "(null)", "N/A", "n/a"})
@@ -258,8 +257,8 @@ def _groups(body: _Body) -> dict[str, GpuUse] | None:
         return None
     uses: dict[str, GpuUse] = {}
     for group in _GROUPS.finditer(runs[0].group()):
-        use = parse_job_gres(group["gres"])
-        for name in expand(group["nodes"]):
+        use = parse_job_gres(group.group(2))
+        for name in expand(group.group(1)):
             if name in uses:
                 return None
             uses[name] = use

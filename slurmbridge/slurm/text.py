@@ -82,8 +82,6 @@ def read_nodes(text: str, tz: tzinfo = UTC) -> dict[str, SlurmNode]:
         if node.name in nodes:
             raise ParseError(node.name, "node is listed twice")
         nodes[node.name] = node
-    if not nodes:
-        raise ParseError(text, "no node in a listing of nodes")
     return nodes
 
 
@@ -116,8 +114,6 @@ def read_partitions(text: str) -> dict[str, Partition]:
             exclusive=fields.get("OverSubscribe", "NO").upper() == "EXCLUSIVE",
             hidden=fields.get("Hidden", "NO").upper() == "YES",
         )
-    if not partitions:
-        raise ParseError(text, "no partition in a listing of partitions")
     return partitions
 
 
@@ -135,10 +131,7 @@ def read_reservations(
     """
     if text.strip() == NO_RESERVATIONS:
         return ()
-    found = tuple(_read_reservation(r, tz, now) for r in _records(text, "ReservationName"))
-    if not found:
-        raise ParseError(text, "no reservation, nor word that there is none")
-    return found
+    return tuple(_read_reservation(r, tz, now) for r in _records(text, "ReservationName"))
 
 
 def read_settings(text: str) -> dict[str, str]:
@@ -262,8 +255,8 @@ def _records(text: str, key: str) -> Iterator[str]:
     """Split a listing at the lines that start a record; nothing else may stand before the first."""
     starts = [found.start() for found in re.finditer(rf"^ ?{key}=", text, re.MULTILINE)]
     before = text[: starts[0]] if starts else text
-    if before.strip():
-        raise ParseError(before.strip(), f"expected {key}=")
+    if before.strip() or not starts:
+        raise ParseError(before.strip(), f"not a listing: expected {key}=")
     for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
         yield text[start:end].strip()
 
