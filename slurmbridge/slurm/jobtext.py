@@ -28,8 +28,12 @@ from slurmbridge.pool.hostlist import expand
 from slurmbridge.pool.nodestate import parse_job_state
 from slurmbridge.pool.record import GpuUse, JobState, SlurmJob
 from slurmbridge.pool.slurmtime import parse_time
+from slurmbridge.slurm.queue import count_tasks, gpus_wanted
 
 NO_JOBS: Final = "No jobs in the system"
+
+NO_USER: Final = -1
+"""user_id where scontrol gives a name without a number: nobody's."""
 
 _HEAD = re.compile(
     r"^JobId=(?P<id>[0-9]{1,10})"
@@ -39,8 +43,8 @@ _HEAD = re.compile(
     re.MULTILINE,
 )
 _AFTER_NAME = re.compile(
-    r"\s+(?:SLUID=\S+\s+)?(?:HetJobIdSet=\S+\s+)?UserId=(?P<user>\S+)\((?P<uid>[0-9]{1,10})\)"
-    r"\s+GroupId="
+    r"\s+(?:SLUID=\S+\s+)?(?:HetJobIdSet=\S+\s+)?UserId=(?P<user>[^\s()]+)"
+    r"(?:\((?P<uid>[0-9]{1,10})\))?\s+GroupId="
 )
 _ACCOUNT = re.compile(r"\S+\s+MCS_label=\S+\s+Priority=[0-9]+\s+Nice=-?[0-9]+\s+Account=")
 _QOS = re.compile(r"\s+QOS=")
@@ -48,6 +52,12 @@ _GROUP: Final = r"\s+Nodes=(\S+) CPU_IDs=\S* (?:Mem=[0-9]* )?GRES(?:_IDX)?=(\S*)
 _GROUPS = re.compile(_GROUP)
 _RUN = re.compile(f"(?:{_GROUP})+")
 _JOB_GRES = re.compile(r"\sJOB_GRES=(\S*)")
+_PER: Final = {
+    "tres-per-job": "TresPerJob",
+    "tres-per-node": "TresPerNode",
+    "tres-per-socket": "TresPerSocket",
+    "tres-per-task": "TresPerTask",
+}
 _TRES_PER = re.compile(r"\sTresPer(?:Job|Node|Socket|Task)=(\S*)")
 _ZONE_END = re.compile(r"\sMinCPUsNode=|\sFeatures=|\sCommand=")
 _COMMENT = re.compile(
@@ -160,7 +170,7 @@ def _read_job(head: re.Match[str], record: str, tz: tzinfo) -> SlurmJob:
             id=job_id,
             name=record[: starts[0].start()],
             comment="",
-            user_id=int(starts[0]["uid"]),
+            user_id=int(starts[0]["uid"] or NO_USER),
             account="",
             partition="",
             qos="",
@@ -170,12 +180,13 @@ def _read_job(head: re.Match[str], record: str, tz: tzinfo) -> SlurmJob:
         )
     held = _held(body)
     waits = held.state.base == "PENDING"
+    num_nodes = int(body.get("NumNodes").partition("-")[0] or 0)
     comments = _COMMENT.findall(record)
     return SlurmJob(
         id=job_id,
         name=record[: starts[0].start()],
         comment=_text(comments[0]) if len(comments) == 1 else "",
-        user_id=int(starts[0]["uid"]),
+        user_id=int(starts[0]["uid"] or NO_USER),
         user=starts[0]["user"],
         account=_text(body.need("Account")),
         partition=_text(body.need("Partition")),
@@ -188,7 +199,9 @@ def _read_job(head: re.Match[str], record: str, tz: tzinfo) -> SlurmJob:
         submitted=parse_time(body.get("SubmitTime"), tz),
         restarts=int(body.get("Restarts") or 0),
         planned_nodes=tuple(expand(body.get("SchedNodeList"))) if waits else (),
-        num_nodes=int(body.get("NumNodes").partition("-")[0] or 0),
+        num_nodes=num_nodes,
+        gpus_wanted=gpus_wanted(body.asked, num_nodes) if waits else None,
+        tasks=count_tasks(head["task"] or "") if waits else 1,
         reservation=_text(_first(r"\sReservation=(\S*)", record)),
         reason=_text(body.get("Reason")),
         priority=int(body.get("Priority") or 0),
@@ -220,6 +233,14 @@ class _Body:
 
     def get(self, key: str) -> str:
         return self._values.get(key, [""])[0]
+
+    def asked(self, what: str) -> str:
+        """Give what was asked for, by squeue's name for it."""
+        if what == "NumTasks":
+            return self.get("NumTasks")
+        if what == "tres-alloc":
+            return self.get("ReqTRES") or self.get("TRES")
+        return _first(rf"\s{_PER[what]}=(\S*)", self.record)
 
     def need(self, key: str) -> str:
         if key not in self._values:

@@ -149,7 +149,7 @@ def read_row(row: Row, tz: tzinfo = UTC) -> SlurmJob:
         restarts=_number(field["RestartCnt"], field),
         planned_nodes=tuple(expand(field["SchedNodes"])) if waits else (),
         num_nodes=num_nodes,
-        gpus_wanted=_gpus_wanted(field, num_nodes) if waits else None,
+        gpus_wanted=gpus_wanted(field.__getitem__, num_nodes) if waits else None,
         reservation=_text(field["Reservation"]),
         reason=_text(field["Reason"]),
         priority=_number(field["PriorityLong"], field),
@@ -185,28 +185,31 @@ def count_tasks(text: str) -> int:
     return max(1, count)
 
 
-def _gpus_wanted(field: dict[str, str], num_nodes: int) -> int | None:
+def gpus_wanted(asked: Callable[[str], str], num_nodes: int) -> int | None:
     """Count the GPUs of one task of a waiting job, over all its nodes.
 
     The request decides, in whichever way it was made; the TRES of the job can lag behind it
     (`TresPerJob=gres/gpu:4` beside `ReqTRES=gres/gpu=1` is real). How many sockets a job will
     get, only Slurm knows.
+
+    Args:
+        asked: gives the text of `tres-per-job`, `-node`, `-socket`, `-task`, `tres-alloc` (for a
+            waiting job: the TRES asked) and `NumTasks`; "" where not set.
+        num_nodes: nodes asked for.
+
     """
     try:
-        per_job = tres_gpus(field["tres-per-job"])
-        if per_job:
+        if per_job := tres_gpus(asked("tres-per-job")):
             return per_job
-        per_node = tres_gpus(field["tres-per-node"])
-        if per_node:
+        if per_node := tres_gpus(asked("tres-per-node")):
             return per_node * max(1, num_nodes)
-        per_task = tres_gpus(field["tres-per-task"])
-        if per_task:
-            tasks = field["NumTasks"]
+        if per_task := tres_gpus(asked("tres-per-task")):
+            tasks = asked("NumTasks")
             known = tasks.isdigit() and tasks not in (_NO_TASKS, "0")
             return per_task * int(tasks) if known else None
-        if tres_gpus(field["tres-per-socket"]):
+        if tres_gpus(asked("tres-per-socket")):
             return None
-        return tres_gpus(field["tres-alloc"])
+        return tres_gpus(asked("tres-alloc"))
     except ParseError:
         return None
 

@@ -264,3 +264,25 @@ def test_hostile_text_is_read_in_linear_time():
     text = line(comment="\nJobId=7 JobName=train UserId=" * 20_000, name="N " * 20_000)
     read_held(text, known("N " * 20_000))
     assert time.perf_counter() - begun < 2
+
+
+def test_a_waiting_job_tells_its_plan_and_what_it_wants():
+    text = (
+        line(
+            state="PENDING",
+            nodes=" SchedNodeList=gpu015",
+            groups="",
+            tres="ReqTRES=cpu=8,node=1,gres/gpu=1 AllocTRES=(null)",
+            asked="",
+        )
+        .replace("UserId=ann(1000)", "UserId=ann")
+        .replace("TresPerNode=", "TresPerJob=gres/gpu:4")
+    )
+    (job,) = read_jobs(text.replace("StartTime", "AccrueTime=Unknown StartTime"))
+    assert (job.planned_nodes, job.gpus_wanted, job.gpus, job.nodes) == (("gpu015",), 4, {}, ())
+    assert (job.user, job.user_id) == ("ann", -1)
+    array = line(state="PENDING", nodes="(null)", groups="").replace(
+        "JobId=7", "JobId=7 ArrayJobId=7 ArrayTaskId=0-99%5 ArrayTaskThrottle=5"
+    )
+    (waiting,) = read_jobs(array)
+    assert (waiting.tasks, waiting.gpus_wanted) == (100, 2)
