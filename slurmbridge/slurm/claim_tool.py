@@ -24,7 +24,7 @@ from slurmbridge.pool.errors import (
     PeerTimeout,
     PeerUnavailable,
 )
-from slurmbridge.pool.record import GpuUse, SlurmJob
+from slurmbridge.pool.record import FINISHED_STATES, GpuUse, SlurmJob
 from slurmbridge.slurm.claim_argv import (
     PLACEHOLDER_SCRIPT,
     allocate_argv,
@@ -134,11 +134,13 @@ class ClaimTool:
             job = await self.job(job_id, ends)
             if job is None or not self.is_named(job, request.id.job_name) or job.comment != comment:
                 raise PeerUnavailable(PEER, f"job {job_id}", "granted, and then not there")
-            if not job.state.holds_resources and job.state.base != "PENDING":
+            is_ending = "COMPLETING" in job.state.flags
+            if is_ending or job.state.base in FINISHED_STATES:
                 text = f"granted, and then {job.state.base} ({job.reason})"
                 raise PeerRejected(PEER, f"job {job_id}", text, RefusalReason.OTHER)
             use = None if job.gpus is None else job.gpus.get(request.slurm_node)
-            if job.state.base == "RUNNING" and job.gpus is not None:
+            is_ready = job.state.base == "RUNNING" and "CONFIGURING" not in job.state.flags
+            if is_ready and job.gpus is not None:
                 break
             if self.clock.monotonic() + pause > ends:
                 raise PeerTimeout(PEER, f"job {job_id}", f"still {job.state.base} ({job.reason})")

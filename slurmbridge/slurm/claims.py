@@ -264,4 +264,4 @@ def _cluster(job_name: str) -> str:
 
 
 def _is_ending(job: SlurmJob) -> bool:
-    return job.state.base == "COMPLETING" or "COMPLETING" in job.state.flags
+    return "COMPLETING" in job.state.flags

@@ -123,6 +123,9 @@ def next_step(node: NodeGpus, want: GpuSet) -> Step:
         if blocking and not node.is_leaving:
             return Release(blocking)
         return Wait("the claim is queued")
+    if node.is_leaving:
+        # Slurm starts nothing here meanwhile, and does not tell which GPUs will be free.
+        return Wait("jobs are ending on the node")
     surplus = node.free - want
     if surplus:
         missing = len(surplus) - len(queued)
@@ -132,8 +135,6 @@ def next_step(node: NodeGpus, want: GpuSet) -> Step:
     if queued:
         # Beside the claim they would compete for what is released.
         return Release(tuple(filler.job_id for filler in queued))
-    if node.is_leaving:
-        return Wait("jobs are ending on the node")
     return Take(blocking)
 
 
@@ -167,11 +168,12 @@ def node_gpus(
             continue
         use = None if job.gpus is None else job.gpus.get(name)
         indices = _indices(job, name)
-        is_unknown = is_unknown or indices is None
         gpus = frozenset(indices or ()) | frozenset(() if use is None else use.shared)
-        if "COMPLETING" in job.state.flags or job.state.base == "COMPLETING":
-            leaving |= gpus
+        if "COMPLETING" in job.state.flags:
+            leaving |= gpus  # most often nothing: Slurm tells no indices of these any more
             is_leaving = True
+        elif indices is None:
+            is_unknown = True
         elif job.id in fillers:
             held.append(Held(job.id, gpus, is_take=job.id in takes))
         else:
