@@ -18,6 +18,7 @@ imported here and nowhere else.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import ssl
 from pathlib import Path
@@ -39,9 +40,20 @@ life (about 48 minutes of an hour), and the old one stays valid for the rest."""
 RELOAD_S: Final = 5.0
 """Shortest time between two reloads because of refusals (401), so that they cannot become a storm
 of exec plugins."""
+LOAD_S: Final = 30.0
+"""Deadline of reading it all; an exec plugin or an OIDC provider may hang."""
 
-
-# The loaders carry no type annotations.
+# What the loaders raise; the last three where YAML has another shape than they think.
+_FAULTS: Final = (
+    kube_config.ConfigException,
+    OSError,
+    ValueError,
+    yaml.YAMLError,
+    TypeError,
+    KeyError,
+    AttributeError,
+)
+# They carry no type annotations.
 _InClusterLoader: Any = incluster_config.InClusterConfigLoader
 _load_kubeconfig: Any = kube_config.load_kube_config
 
@@ -91,11 +103,13 @@ class Access:
         """
         configuration = Configuration()
         try:
-            await self._source.read_into(configuration)
+            async with asyncio.timeout(LOAD_S):
+                await self._source.read_into(configuration)
             header = await _header_of(configuration)
             context = _context_of(configuration)
-        except (kube_config.ConfigException, OSError, ValueError, yaml.YAMLError) as error:
-            raise ConfigError([Problem(self._source.path, str(error))]) from error
+        except _FAULTS as error:
+            text = str(error) or f"not read within {LOAD_S:.0f} s"
+            raise ConfigError([Problem(self._source.path, text)]) from error
         if header is None and configuration.cert_file is None:
             text = "no credentials: neither a token nor a client certificate was found"
             raise ConfigError([Problem(self._source.path, text)])

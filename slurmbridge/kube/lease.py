@@ -37,7 +37,13 @@ import msgspec
 from slurmbridge.kube.session import MERGE_PATCH, resource_path
 from slurmbridge.kube.status import PEER, error_of
 from slurmbridge.kube.write import Api, rfc3339
-from slurmbridge.pool.errors import InvariantError, PeerError, PeerProtocolError, PeerRejected
+from slurmbridge.pool.errors import (
+    Conflict,
+    InvariantError,
+    PeerError,
+    PeerProtocolError,
+    PeerRejected,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -297,8 +303,13 @@ class LeaderLease:
         if spec.holder_identity != self._identity or spec.lease_transitions != self.term:
             self.holder = spec.holder_identity or ""
             raise self._lost(f"the lease is held by {spec.holder_identity!r}")
+        is_remembered = record is self._mine
         try:
             await self._write(record, spec.acquire_time)
+        except Conflict:
+            if not is_remembered:
+                raise
+            await self._renew()  # once more, over what is there now
         except PeerRejected as error:
             if error.reason == "notfound":
                 raise self._lost("the lease was deleted") from error

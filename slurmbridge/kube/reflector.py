@@ -51,6 +51,8 @@ IDLE_S: Final = 90.0
 """Longest silence of a watch: one and a half times the distance of bookmarks."""
 MOST_EMPTY: Final = 3
 """After so many watches in a row that brought nothing, the version itself is doubted."""
+SPACE_S: Final = 0.2
+"""Shortest distance between the beginnings of two watches, however well they go."""
 LIST_S: Final = 60.0
 """Deadline of one page of a list."""
 
@@ -181,10 +183,11 @@ class Reflector(Generic[_T]):
         """One list (where needed) and one watch; failures become delays.
 
         Returns:
-            Seconds to wait before the next step: 0 when the watch had anything to say.
+            Seconds to wait before the next step; short when the watch had anything to say.
 
         """
         asked: float | None = None
+        began = self._clock.monotonic()
         self._heard_in_watch = False
         try:
             async with contextlib.aclosing(self.list_then_watch()) as changes:
@@ -197,7 +200,7 @@ class Reflector(Generic[_T]):
             self._report(error)
         else:
             if self._heard_in_watch:
-                return 0.0
+                return max(0.0, began + SPACE_S - self._clock.monotonic())
             self._doubt(1)
         return self._backoff.delay(asked)
 
