@@ -90,7 +90,7 @@ def claims(cluster: Cluster, states: str = "R,PD") -> dict[int, str]:
 def assert_each_pod_has_one_claim(cluster: Cluster) -> None:
     """Every live bound pod exactly one claim, every claim exactly one pod."""
     pods = {p["metadata"]["uid"] for p in bound(cluster)}
-    uids = [comment.partition(" pod=")[2].split()[0] for comment in claims(cluster).values()]
+    uids = [c.partition(" pod=")[2].partition(" ")[0] for c in claims(cluster).values()]
     assert sorted(uids) == sorted(pods)
 
 
