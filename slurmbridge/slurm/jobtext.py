@@ -60,11 +60,9 @@ _PER: Final = {
 }
 _TRES_PER = re.compile(r"\sTresPer(?:Job|Node|Socket|Task)=(\S*)")
 _ZONE_END = re.compile(r"\sMinCPUsNode=|\sFeatures=|\sCommand=")
-_COMMENT = re.compile(
-    r"\sComment=(.*?)\s*(?=\s(?:StdErr|StdIn|StdOut|Power|TresPer\w+|TresBind|TresFreq|MailUser"
-    r"|MailType|Extra|SystemComment|NtasksPerTRES|CpusPerTres|MemPerTres|Container\w*)[=:]|\Z)",
-    re.DOTALL,
-)
+# What follows differs by version and request (StdErr, GresEnforceBind, Power, TresPerNode, ...):
+# the first word that looks like a field ends it.
+_COMMENT = re.compile(r"\sComment=(.*?)\s*(?=\s[A-Z][A-Za-z]*[=:]|\Z)", re.DOTALL)
 _UNSET: Final = frozenset({"", "(null)", "N/A", "n/a"})
 
 
