@@ -103,6 +103,7 @@ class EventTeller:
         self._lines: OrderedDict[_Key, _Line] = OrderedDict()
         self._tokens: OrderedDict[Subject, tuple[float, float]] = OrderedDict()
         self._wake = asyncio.Event()
+        self._looks_at = float("inf")
         self._serial = 0
         self.told = 0
         self.written = 0
@@ -133,7 +134,7 @@ class EventTeller:
         line.waiting += 1
         line.last = self._clock.wall()
         line.told_at = now
-        if line.written_at + REPEAT_S <= now:
+        if max(now, line.written_at + REPEAT_S) < self._looks_at:
             self._wake.set()
 
     async def run(self) -> None:
@@ -141,6 +142,7 @@ class EventTeller:
         while True:
             wait_s = await self.step()
             self._wake.clear()
+            self._looks_at = self._clock.monotonic() + (float("inf") if wait_s is None else wait_s)
             # A new line is due at once, whatever the others wait for.
             waiters: set[asyncio.Future[Any]] = {asyncio.ensure_future(self._wake.wait())}
             if wait_s is not None:

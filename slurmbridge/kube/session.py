@@ -266,15 +266,20 @@ async def _lines(content: aiohttp.StreamReader, op: str) -> AsyncIterator[bytes]
     async for chunk in content.iter_any():
         *whole, rest = chunk.split(b"\n")
         for piece in whole:
+            _check_size(size + len(piece), op)
             yield b"".join((*parts, piece)) if parts else piece
             parts, size = [], 0
         if rest:
             parts.append(rest)
             size += len(rest)
-            if size > MAX_LINE_BYTES:
-                raise PeerProtocolError(PEER, op, f"a line above {MAX_LINE_BYTES} bytes")
+            _check_size(size, op)
     if parts:
         raise PeerUnavailable(PEER, op, f"the stream ended within a line, after {size} bytes of it")
+
+
+def _check_size(size: int, op: str) -> None:
+    if size > MAX_LINE_BYTES:
+        raise PeerProtocolError(PEER, op, f"a line above {MAX_LINE_BYTES} bytes")
 
 
 @contextlib.contextmanager
