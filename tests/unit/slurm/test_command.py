@@ -153,7 +153,7 @@ async def test_a_failed_command_raises_unless_asked_not_to(command):
 def test_the_callers_variables_do_not_reach_slurms_commands():
     dirty = {
         "PATH": "/bin",
-        "HOME": "/root",
+        "HOME": "/home/ann",
         "SLURM_CONF": "/etc/slurm/slurm.conf",
         "SLURM_TIME_FORMAT": "relative",
         "SLURM_JWT": "secret",
@@ -167,7 +167,7 @@ def test_the_callers_variables_do_not_reach_slurms_commands():
     }
     assert clean_environment(dirty, "/tmp/slurm.conf") == {
         "PATH": "/bin",
-        "HOME": "/root",
+        "HOME": "/home/ann",
         "SLURM_CONF": "/tmp/slurm.conf",
         "SLURM_TIME_FORMAT": "standard",
         "SLURM_BITSTR_LEN": "65536",
