@@ -2,8 +2,7 @@
 
 One replica leads (Lease); the others keep the link open, to say who leads. The leader runs the
 poller of slurmctld, two reflectors (pods, nodes), a ticker, and one loop that feeds all events to
-the machine and publishes the view. Losing the Lease ends the process: to start anew is the surest
-way to forget.
+the machine and publishes the view. Each term starts from nothing but what both sides tell.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from slurmbridge.kube.events import EventTeller
 from slurmbridge.kube.lease import LeaderLease
 from slurmbridge.kube.reflector import Added, Change, Deleted, Listed, Modified, Reflector
 from slurmbridge.kube.session import KubeSession
+from slurmbridge.link.freshness import make_term
 from slurmbridge.link.message import ClaimAsk, ClaimGrant, ReleaseAsk
 from slurmbridge.link.server import LinkServer
 from slurmbridge.link.tls import Tls
@@ -58,6 +58,7 @@ from slurmbridge.slurm.reader import SlurmReader
 _log = get_logger(__name__)
 
 TICK_S: Final = 0.5
+CAMPAIGN_S: Final = 0.5
 RELOAD_S: Final = 5.0
 SWEEP_S: Final = 60.0
 MOST_EVENTS: Final = 200_000
@@ -89,11 +90,12 @@ class Bridge:
         self._waiting: dict[int, asyncio.Future[tuple[act.Reply, int]]] = {}
         self._next_op = 0
         self._turned = clock.monotonic()
+        self._name = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
         self._link: LinkServer | None = None
         self._registry.register(PoolCollector(lambda: self._machine, self._events.qsize))
 
     async def run(self) -> None:
-        """Run until SIGTERM or SIGINT, or until the Lease is lost.
+        """Run until SIGTERM or SIGINT.
 
         Raises:
             ConfigError: what only the start can find out.
@@ -137,7 +139,7 @@ class Bridge:
                 renew_s=config.kube.lease.renew_s,
             )
             tasks = {
-                asyncio.create_task(lease.lead(lambda term: self._lead(session, term))),
+                asyncio.create_task(self._campaign(lease, session)),
                 asyncio.create_task(self._name_leader(lease)),
                 asyncio.create_task(stop.wait()),
             }
@@ -151,6 +153,26 @@ class Bridge:
                 await admin.stop()
             for task in done:
                 task.result()
+
+    async def _campaign(self, lease: LeaderLease, session: KubeSession) -> None:
+        """Lead whenever we can. Each term begins with nothing but what both sides tell.
+
+        A lost Lease is no reason to end: after a restart of the API server both replicas have lost
+        it, and for a moment RBAC forbids everything. Bugs do end the process.
+        """
+        count = 0
+        while True:
+            count += 1
+
+            async def work(transitions: int, count: int = count) -> None:
+                term = make_term(lease.created, transitions, count, self._name)
+                await self._lead(session, term)
+
+            try:
+                await lease.lead(work)
+            except PeerError as error:
+                _log.error("not leading", error=str(error))
+            await self._clock.sleep(CAMPAIGN_S * (1 + random.random()))  # noqa: S311 - jitter
 
     async def _name_leader(self, lease: LeaderLease) -> None:
         """While another replica leads, tell our clients where it is."""
@@ -167,13 +189,15 @@ class Bridge:
             port = self._link.address.rpartition(":")[2] if self._link is not None else ""
             host = self._config.link.listen.rpartition(":")[0]
             ip = os.environ.get("POD_IP", "")
+            if ":" in ip:
+                ip = f"[{ip}]"
             address = f"{ip or host or '127.0.0.1'}:{port}"
-        return f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}@{address}"
+        return f"{self._name}@{address}"
 
-    async def _lead(self, session: KubeSession, number: int) -> None:
-        """Lead until cancelled. number: of the term, counted by the Lease."""
+    async def _lead(self, session: KubeSession, term: str) -> None:
+        """Lead until cancelled; term: name of this leadership."""
         config = self._config
-        machine = Machine(config.settings(), term=f"{number}-{uuid.uuid4().hex[:8]}")
+        machine = Machine(config.settings(), term=term)
         command = SlurmCommand(
             config.slurm.conf, config.slurm.commands, concurrency=config.slurm.concurrency
         )

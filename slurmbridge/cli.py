@@ -85,6 +85,12 @@ def _parser() -> argparse.ArgumentParser:
             metavar="HOST:PORT",
             help="the bridge's link address (default: link.listen of the configuration)",
         )
+        sub.add_argument(
+            "--tls-name",
+            default="",
+            metavar="NAME",
+            help="name in the bridge's certificate (default: the host that is called)",
+        )
         return sub
 
     add("run", _run, "run the bridge")
@@ -173,6 +179,7 @@ def _ask(args: argparse.Namespace, question: str, **values: str) -> Any:
             clock=SystemClock(),
             rng=random.random,
             name="cli",
+            server_name=args.tls_name,
         )
         try:
             return await client.query(question, msgspec.json.encode(values), ASK_S)

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -73,6 +74,7 @@ class Spec(msgspec.Struct, frozen=True, rename="camel"):
 class _Meta(msgspec.Struct, frozen=True, rename="camel"):
     uid: str = ""
     resource_version: str = ""
+    creation_timestamp: str = ""
 
 
 class Record(msgspec.Struct, frozen=True, rename="camel"):
@@ -176,6 +178,13 @@ class LeaderLease:
     def is_leader(self) -> bool:
         """Whether this replica may act as the leader now; False before another one may."""
         return self._clock.monotonic() < self._until
+
+    @property
+    def created(self) -> int:
+        """Unix seconds at which the Lease that we hold was created; 0: we hold none."""
+        if self._mine is None:
+            return 0
+        return int(datetime.fromisoformat(self._mine.metadata.creation_timestamp).timestamp())
 
     async def lead(self, work: Callable[[int], Coroutine[Any, Any, None]]) -> None:
         """Wait for the lease, do the work under it, give it back: one term.

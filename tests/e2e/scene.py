@@ -42,6 +42,12 @@ def bound(cluster: Cluster, prefix: str = "") -> list[dict[str, Any]]:
     ]
 
 
+def asks_for_gpus(pod: dict[str, Any]) -> bool:
+    """Whether a pod has a GPU in its limits."""
+    containers = pod["spec"]["containers"]
+    return any("nvidia.com/gpu" in c["resources"].get("limits", {}) for c in containers)
+
+
 def is_bound(cluster: Cluster, name: str) -> bool:
     """Whether a pod has a node."""
     pod = get_pod(cluster, name)
@@ -89,7 +95,7 @@ def claims(cluster: Cluster, states: str = "R,PD") -> dict[int, str]:
 
 def assert_each_pod_has_one_claim(cluster: Cluster) -> None:
     """Every live bound pod exactly one claim, every claim exactly one pod."""
-    pods = {p["metadata"]["uid"] for p in bound(cluster)}
+    pods = {p["metadata"]["uid"] for p in bound(cluster) if asks_for_gpus(p)}
     uids = [c.partition(" pod=")[2].partition(" ")[0] for c in claims(cluster).values()]
     assert sorted(uids) == sorted(pods)
 
