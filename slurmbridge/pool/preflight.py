@@ -32,6 +32,7 @@ def preflight(snapshot: SlurmSnapshot, partition: str, default_minutes: int = 60
     ours = snapshot.partitions.get(partition)
     if ours is not None:
         found += _partition(ours, default_minutes)
+        found += _billing(snapshot, ours)
         found += _preemption(snapshot, ours)
         nodes = [snapshot.nodes[name] for name in ours.nodes if name in snapshot.nodes]
         found += _nodes(nodes, f"partition {ours.name}")
@@ -82,10 +83,15 @@ def _partition(ours: Partition, minutes: int) -> Iterator[str]:
         )
     if ours.allow_accounts is not None:
         yield f"{WARNING}{name} takes only the accounts {', '.join(ours.allow_accounts)}"
-    if ours.billing_weights is not None and "gres/gpu" not in ours.billing_weights.lower():
+
+
+def _billing(snapshot: SlurmSnapshot, ours: Partition) -> Iterator[str]:
+    weights = ours.billing_weights
+    has_fairshare = snapshot.config.priority_type == "priority/multifactor"
+    if has_fairshare and weights is not None and "gres/gpu" not in weights.lower():
         yield (
-            f"{WARNING}TRESBillingWeights of {name} has no GRES/gpu: fairshare charges pods for"
-            " CPUs only"
+            f"{WARNING}TRESBillingWeights of partition {ours.name} has no GRES/gpu: fairshare"
+            " charges pods for CPUs only"
         )
 
 

@@ -113,6 +113,7 @@ def read_partitions(text: str) -> dict[str, Partition]:
             preempt_mode=fields.get("PreemptMode", "OFF").upper(),
             exclusive=fields.get("OverSubscribe", "NO").upper() == "EXCLUSIVE",
             hidden=fields.get("Hidden", "NO").upper() == "YES",
+            billing_weights=fields.get("TRESBillingWeights", ""),
         )
     return partitions
 

@@ -44,6 +44,7 @@ def reading(config=CONFIG, main=MAIN, claims=CLAIMS, node=NODE):
     )
 
 
+FAIR = replace(CONFIG, priority_type="priority/multifactor")
 PRIO = replace(CONFIG, preempt_type="preempt/partition_prio")
 CASES = {
     "claim partition is down": (reading(claims=replace(CLAIMS, state="DOWN")), ERROR, "is DOWN"),
@@ -94,7 +95,7 @@ CASES = {
     ),
     "nodes have no gpus": (reading(node=replace(NODE, gpus=())), ERROR, "has GPUs in Slurm"),
     "fairshare does not see gpus": (
-        reading(claims=replace(CLAIMS, billing_weights="CPU=1.0,Mem=0.25G")),
+        reading(FAIR, claims=replace(CLAIMS, billing_weights="CPU=1.0,Mem=0.25G")),
         WARNING,
         "TRESBillingWeights",
     ),
@@ -124,8 +125,9 @@ def test_doctor_tells_that(now, severity, words):
             PRIO, MAIN, replace(CLAIMS, priority_tier=2)
         ),
         "fairshare sees gpus": reading(
-            claims=replace(CLAIMS, billing_weights="CPU=1.0,GRES/gpu=8.0")
+            FAIR, claims=replace(CLAIMS, billing_weights="CPU=1.0,GRES/gpu=8.0")
         ),
+        "there is no fairshare": reading(claims=replace(CLAIMS, billing_weights="")),
         "defer_batch is something else": reading(
             replace(CONFIG, scheduler_parameters=frozenset({"defer_batch", "bf_interval=2"}))
         ),
