@@ -353,6 +353,14 @@ async def test_gpus_that_a_native_job_has_cannot_be_covered(side):
     assert all(held[0] == "native" for held in await side.held())
 
 
+async def test_the_gpus_are_covered_even_when_a_native_job_has_the_pods_cores(side):
+    await side.until(await side.native("-w", "gpu001", "-c", "30"), "RUNNING")
+    request = asking(cpus=40, exclusive_user=True)
+    claim = await side.claims.cover(request, (2, 3), 4)
+    assert claim.gpus.indices == (2, 3)
+    assert "NumCPUs=1 " in side.slurm.run("scontrol", "show", "job", str(claim.job_id))
+
+
 async def test_a_cover_gives_up_in_time_and_holds_nothing(side):
     await side.until(await side.native("-w", "gpu001", "-c", "64"), "RUNNING")
     with pytest.raises(PeerRejected) as refused:
