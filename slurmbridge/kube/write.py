@@ -36,6 +36,8 @@ Annotations = Mapping[str, str | None]
 
 DEADLINE_S: Final = 5.0
 """Deadline of one write; the API server answers in milliseconds or not at all."""
+EVICT_S: Final = 15.0
+"""Deadline of an eviction: the API server retries conflicts by itself for up to ten seconds."""
 
 _POD: Final = msgspec.json.Decoder(RawPod)
 
@@ -191,6 +193,9 @@ async def evict_pod(
         PeerRejected: reason `pdb`: a PodDisruptionBudget does not allow it now.
 
     """
+    # The API server itself retries a UID that does not match, for ten seconds (measured on 1.37).
+    if await fetch_raw_pod(api, namespace, name, uid) is None:
+        return False
     path = resource_path("api", "v1", "namespaces", namespace, "pods", name, "eviction")
     body = {
         "apiVersion": "policy/v1",
@@ -198,7 +203,7 @@ async def evict_pod(
         "metadata": {"name": name, "namespace": namespace},
         "deleteOptions": _delete_options(uid, grace_s),
     }
-    return await _end_pod(api, "POST", path, body, (namespace, name, uid))
+    return await _end_pod(api, "POST", path, body, (namespace, name, uid), EVICT_S)
 
 
 async def delete_pod(
@@ -207,7 +212,7 @@ async def delete_pod(
     """Delete the pod without asking disruption budgets; grace_s as in `evict_pod`."""
     path = resource_path("api", "v1", "namespaces", namespace, "pods", name)
     body = _delete_options(uid, grace_s)
-    return await _end_pod(api, "DELETE", path, body, (namespace, name, uid))
+    return await _end_pod(api, "DELETE", path, body, (namespace, name, uid), DEADLINE_S)
 
 
 async def patch_node_annotations(api: Api, node: str, annotations: Annotations) -> bool:
@@ -286,9 +291,14 @@ async def _patch_pod(
 
 
 async def _end_pod(
-    api: Api, method: str, path: str, body: object, pod: tuple[str, str, str]
+    api: Api,
+    method: str,
+    path: str,
+    body: object,
+    pod: tuple[str, str, str],
+    deadline_s: float,
 ) -> bool:
-    answer = await api.exchange(method, path, body, deadline_s=DEADLINE_S)
+    answer = await api.exchange(method, path, body, deadline_s=deadline_s)
     if answer.is_ok:
         return True
     status = answer.status if answer.code == HTTPStatus.TOO_MANY_REQUESTS else None
@@ -300,11 +310,13 @@ async def _end_pod(
 async def _is_there(api: Api, op: str, answer: Answer, pod: tuple[str, str, str]) -> bool:
     """False when a refusal means that the pod is gone; raises what it means otherwise.
 
-    A 409 is a UID that does not match or a write in between: only a look at the pod tells.
+    A UID that does not match is a 409 of a deletion and a 422 of a patch (measured on 1.37), and
+    both can be something else: only a look at the pod tells.
     """
     error = error_of(op, answer)
-    if isinstance(error, PeerRejected) and error.reason == "notfound":
-        return False
-    if isinstance(error, Conflict) and await fetch_raw_pod(api, *pod) is None:
-        return False
+    if isinstance(error, PeerRejected):
+        if error.reason == "notfound":
+            return False
+        if error.reason in ("conflict", "invalid") and await fetch_raw_pod(api, *pod) is None:
+            return False
     raise error

@@ -176,9 +176,9 @@ class FaultProxy:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._open.set()
         await self._runner.cleanup()
         await self._client.close()
+        await asyncio.sleep(0.05)  # aborted TLS transports need a turn of the loop to be gone
 
     @property
     def url(self) -> str:
