@@ -1,8 +1,8 @@
 """Carries out the plan of `slurm.cover_plan` on one node, for all pods there that need it.
 
-Used when slurmctld has forgotten claims, or for a pod that came past us (docs/adr/0007). Claims on one node are
-made one after the other, by one task: two at a time would hold each other's GPUs. What the fillers
-hold stays held from the first to the last, so that native jobs cannot come in between.
+Used when slurmctld has forgotten claims, or for a pod that came past us (docs/adr/0007). Claims on
+one node are made one after the other, by one task: two at a time would hold each other's GPUs. What
+the fillers hold stays held from the first to the last, so that native jobs cannot come in between.
 """
 
 from __future__ import annotations
