@@ -36,8 +36,13 @@ def take_in_all(state: State) -> None:
     state.loose.clear()
 
 
-def take_in_loose(state: State) -> None:
-    """The same for the pods that something was just learnt of: none stays without a charge."""
+def after_event(state: State) -> None:
+    """See to the pods that an event has left without a claim, or out of the book."""
+    for uid in state.robbed:
+        entry = state.book.get(uid)
+        if entry is not None and entry.job_id and state.by_job.get(entry.job_id) != uid:
+            forget(state, entry)
+    state.robbed.clear()
     for uid in state.loose:
         _take_in(state, uid)
     state.loose.clear()
@@ -108,7 +113,7 @@ def begin(state: State, entry: Entry, why: str, *, at_once: bool = False) -> Non
 def ask_for(state: State, entry: Entry) -> None:
     """Ask for a claim on exactly the pod's GPUs."""
     if entry.request is not None:
-        entry.asked_at = state.now
+        entry.asked_at, entry.boot = state.now, state.boot
         cause = entry.cause or entry.uid[:8]
         state.out.append(Cover(entry.uid, entry.request, entry.gpus.indices, cause))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurmbridge.core import answer, cover, publish, release, settle
+from slurmbridge.core import answer, publish, release, settle
 from slurmbridge.core.action import Allocate, LookPod, PollNow, Queue
 from slurmbridge.core.event import (
     Allocated,
@@ -15,7 +15,7 @@ from slurmbridge.core.event import (
 from slurmbridge.core.evidence import others_on
 from slurmbridge.core.settle import request_for
 from slurmbridge.core.state import Entry, Phase, State, asked_gpus
-from slurmbridge.pool.claim import Ask, Claim
+from slurmbridge.pool.claim import Ask
 from slurmbridge.pool.policy import Refusal, resolve
 from slurmbridge.pool.reason import ABOUT, Reason
 from slurmbridge.pool.record import PodRecord
@@ -109,6 +109,7 @@ def _decide(state: State, event: ClaimAsked, pod: PodRecord) -> None:
         since=state.now,
         request=request,
         gpus=asked_gpus(pod),
+        boot=state.boot,
         waiters=[event.op],
         cause=event.cause,
     )
@@ -154,7 +155,6 @@ def _must_queue(state: State, ask: Ask) -> bool:
 def on_allocated(state: State, event: Allocated) -> None:
     """Slurm granted: the claim is held, and the askers may bind."""
     claim = event.claim
-    _take_over_id(state, claim)
     entry = state.book.get(event.uid)
     if entry is not None and entry.job_id == claim.job_id and entry.claim is not None:
         return
@@ -171,16 +171,6 @@ def on_allocated(state: State, event: Allocated) -> None:
         release.end_entry(state, entry, "another pod may still use its GPUs")
         return
     settle.take(state, entry, claim)
-
-
-def _take_over_id(state: State, claim: Claim) -> None:
-    """Slurmctld gave this claim an id that another pod's had: it has forgotten the other."""
-    uid = state.by_job.get(claim.job_id)
-    if uid is not None and uid != claim.id.uid:
-        cover.forget(state, state.book[uid])
-    ending = state.ending.get(claim.job_id)
-    if ending is not None and ending.claim_id != claim.id:
-        del state.ending[claim.job_id]
 
 
 def on_allocate_refused(state: State, event: AllocateRefused) -> None:
@@ -218,7 +208,7 @@ def on_queued(state: State, event: Queued) -> None:
         return
     answer.all_later(state, entry, f"waits in Slurm's queue as job {event.job_id}")
     state.set_job(entry, event.job_id)
-    entry.sure_at, entry.boot = state.now, state.boot
+    entry.sure_at = state.now
     state.move(entry, Phase.QUEUED)
     pod = state.pods.get(event.uid)
     if pod is None or pod.is_over or pod.node or pod.deleting_since is not None:

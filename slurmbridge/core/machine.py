@@ -54,7 +54,7 @@ class Machine:
             self.story.append(f"{now:.3f} {type(event).__name__} {getattr(event, 'uid', '')}")
         _HANDLERS[type(event)](state, event)
         if state.audited:
-            cover.take_in_loose(state)
+            cover.after_event(state)
         out, state.out = state.out, []
         return out
 
@@ -131,10 +131,14 @@ def _on_pod_changed(state: State, event: ev.PodChanged) -> None:
 
 
 def _on_nodes_listed(state: State, event: ev.NodesListed) -> None:
+    silent = {name for name, node in state.kube_nodes.items() if not node.ready}
     state.kube_nodes = {node.name: node for node in event.nodes}
     state.nodes_listed = True
     _map(state)
     _touch_all(state)
+    for name in silent:
+        if name in state.kube_nodes and state.kube_nodes[name].ready:
+            release.on_node_back(state, name)
     audit.after_reading(state)
 
 
@@ -144,6 +148,8 @@ def _on_node_changed(state: State, event: ev.NodeChanged) -> None:
     if old is None or _matters(old) != _matters(event.node):
         _map(state)
         state.touch(state.slurm_of.get(event.node.name, ""))
+        if event.node.ready and (old is None or not old.ready):
+            release.on_node_back(state, event.node.name)
 
 
 def _matters(node: KubeNode) -> tuple[object, ...]:

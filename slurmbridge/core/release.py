@@ -131,6 +131,18 @@ def is_silent(state: State, kube_node: str) -> bool:
     return node is not None and not node.ready
 
 
+def on_node_back(state: State, kube_node: str) -> None:
+    """A silent node speaks again: only now does its kubelet stop what was deleted meanwhile."""
+    slurm_node = state.slurm_of.get(kube_node, "")
+    for entry in state.by_node.get(slurm_node, {}).values():
+        if entry.phase is Phase.LINGERING:
+            entry.linger_until = max(entry.linger_until, state.now + state.settings.linger_s)
+    for job in state.jobs_on.get(slurm_node, ()):
+        orphan = state.orphans.get(job.id)
+        if orphan is not None and orphan.gone_at is not None:
+            orphan.gone_at = state.now
+
+
 def tell_kept(state: State, kube_node: str, ref: str) -> None:
     """Tell why a claim without a pod is not given back."""
     node = state.kube_nodes[kube_node]

@@ -22,7 +22,7 @@ def take(state: State, entry: Entry, claim: Claim) -> None:
     waiters, entry.waiters = entry.waiters, []
     was_covering = entry.phase is Phase.COVERING
     entry.claim, entry.gpus = claim, claim.gpus
-    entry.sure_at, entry.boot = state.now, state.boot
+    entry.sure_at = state.now
     state.set_job(entry, claim.job_id)
     state.ending.pop(claim.job_id, None)  # of a claim that slurmctld forgot, under the same id
     entry.asked_at = None
@@ -49,6 +49,7 @@ def take_job(state: State, entry: Entry, job: SlurmJob) -> None:
     use = use_of(job, entry.slurm_node)
     if use is None:
         return
+    entry.boot = state.boot
     take(
         state,
         entry,

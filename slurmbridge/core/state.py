@@ -56,8 +56,8 @@ class Entry:
     gpus: what is charged to the pod even when no Slurm job stands behind it. why: reason of the
     loss, for the user. stray: the pod was not bound through us.
 
-    sure_at: when we last learnt that Slurm holds the claim; boot: start of the slurmctld that held
-    it. suspect: a reading that began later did not show it running. looking: a targeted look is
+    sure_at: when we last learnt that Slurm holds the claim. boot: start of the slurmctld that was
+    asked for it, or was last seen to hold it. suspect: a reading that began later did not show it running. looking: a targeted look is
     under way since then. missing_at: when a targeted look last found no such job.
     promised: how many askers were told to bind and have not said that they could not.
     pod_looking: a look at the pod is under way since then. asked_at: a Cover is under way since
@@ -181,6 +181,7 @@ class State:
     views: dict[str, NodeView] = field(default_factory=dict)
     held: dict[str, HeldClaim] = field(default_factory=dict)
     loose: set[str] = field(default_factory=set)
+    robbed: set[str] = field(default_factory=set)
     dirty: set[str] = field(default_factory=set)
     view_changed: bool = True
     index: ViewIndex | None = None
@@ -247,9 +248,7 @@ class State:
             self.drop(old)
         self.book[entry.uid] = entry
         self.by_node.setdefault(entry.slurm_node, {})[entry.uid] = entry
-        if entry.job_id:
-            self.by_job[entry.job_id] = entry.uid
-        self.settle_view(entry)
+        self.set_job(entry, entry.job_id)
 
     def drop(self, entry: Entry) -> None:
         """Take an entry out of the book. Nobody who waits for it is left without an answer."""
@@ -270,11 +269,17 @@ class State:
         self.touch(entry.slurm_node)
 
     def set_job(self, entry: Entry, job_id: int) -> None:
-        """Change which job is a pod's claim; 0: none."""
+        """Change which job is a pod's claim; 0: none.
+
+        Where another pod's claim had this id, slurmctld has forgotten that claim.
+        """
         if self.by_job.get(entry.job_id) == entry.uid:
             del self.by_job[entry.job_id]
         entry.job_id = job_id
         if job_id:
+            other = self.by_job.get(job_id, entry.uid)
+            if other != entry.uid:
+                self.robbed.add(other)
             self.by_job[job_id] = entry.uid
         self.settle_view(entry)
 

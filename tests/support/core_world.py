@@ -206,7 +206,7 @@ class SlurmModel:
             if job.holds and (was is None or not was.holds or was.comment != job.comment):
                 job.revived_at = self.now
         self.jobs = jobs
-        self.boot = self.now
+        self.boot = max(self.now, self.boot + 1)
         self.forgets_use = set(NODES) if under_reports else set()
         # What completed meanwhile has run its Epilog long ago.
         for job in jobs.values():
@@ -214,6 +214,7 @@ class SlurmModel:
                 job.completing_until = self.now + 0.5
             elif job.node in self.down and job.holds:
                 job.state, job.ended_at = "NODE_FAIL", self.now
+        self.save()
 
     def snapshot(self, began: float) -> SlurmSnapshot:
         nodes = {}
@@ -254,7 +255,8 @@ class ModelPod:
     """A pod of the model. uses: the GPUs that its containers got when it was bound.
 
     runs_until: when the processes of a force-deleted pod are gone; None: with the pod.
-    fault: Slurm has ended or forgotten a claim that it was promised. covered_polls: readings since
+    fault: Slurm has ended or forgotten a claim that it was promised; ended: not only forgotten;
+    taken: its GPUs have been another's since, or its node was down. covered_polls: readings since
     Slurm has held exactly its GPUs for it without a break.
     """
 
@@ -263,6 +265,8 @@ class ModelPod:
     is_gone: bool = False
     runs_until: float | None = None
     fault: bool = False
+    ended: bool = False
+    taken: bool = False
     covered_polls: int = 0
     dies_at: float | None = None
 
@@ -430,7 +434,7 @@ class World:
             job.preempted_at = self.now
         else:
             self.slurm.cancel(job)
-        self._fault(job.uid)
+        self._fault(job.uid, ended=True)
 
     def claim_resumes(self, pick: int, how: int) -> None:
         claims = [j for j in self.slurm.jobs.values() if j.state == "SUSPENDED"]
@@ -451,7 +455,7 @@ class World:
         node = NODES[pick % 2]
         for job in self.slurm.jobs.values():
             if job.node == node and job.holds:
-                self._fault(job.uid)
+                self._fault(job.uid, ended=True)
         self.slurm.fail_node(node)
 
     def node_returns(self, pick: int, how: int) -> None:
@@ -516,6 +520,37 @@ class World:
     def breaker(self, pick: int, how: int) -> None:
         if self.machine.state.breaker_since is not None:
             self._handle(ev.BreakerAnswered(confirm=how % 2 == 0))
+
+    def deploy(self, pick: int, how: int) -> None:
+        """A waiting pod goes the good way, without anything in between."""
+        waiting = [
+            p
+            for p in self.pods.values()
+            if not p.is_gone and not p.node and p.record.uid not in self.asks.values()
+        ]
+        if not waiting:
+            self.make_pod(pick, how)
+            waiting = list(self.pods.values())[-1:]
+        if not waiting:
+            return
+        uid = waiting[pick % len(waiting)].record.uid
+        pod = self.pods[uid].record
+        while self.watch:
+            self._handle(self.watch.popleft())
+        self._take_poll(self.slurm.snapshot(self.now))
+        self.ops += 1
+        self.asks[self.ops] = uid
+        self._handle(ev.ClaimAsked(self.ops, uid, pod.namespace, pod.name, NODES[how % 2]))
+        for action in [a for a in self.actions if isinstance(a, act.Allocate) and a.uid == uid]:
+            self.actions.remove(action)
+            self._carry_out(action, 0)
+        for binding in [b for b in self.bindings if b.uid == uid]:
+            self.bindings.remove(binding)
+            self._bind(binding, 0)
+        if self.pods[uid].node:
+            self._change(self.pods[uid], phase="Running")
+        while self.watch:
+            self._handle(self.watch.popleft())
 
     # What follows from them.
 
@@ -583,9 +618,8 @@ class World:
         """Is this an action that must never be taken?"""
         if isinstance(action, act.Evict):
             pod = self.pods[action.uid]
-            self._demand(
-                pod.fault and pod.covered_polls < 4, "wrong_evictions", f"{action.uid} is evicted"
-            )
+            why = pod.fault and (pod.ended or pod.taken) and pod.covered_polls < 4
+            self._demand(why, "wrong_evictions", f"{action.uid} is evicted")
         elif isinstance(action, act.End):
             job = self.slurm.jobs.get(action.job_id)
             pod = self.pods.get(action.claim_id.uid)
@@ -636,8 +670,9 @@ class World:
         match action:
             case act.Allocate(uid=uid) | act.Queue(uid=uid):
                 return ev.AllocateUnknown(uid, 0, "timed out")
-            case act.End(claim_id=claim_id, job_id=job_id) | act.Extend(
-                claim_id=claim_id, job_id=job_id
+            case (
+                act.End(claim_id=claim_id, job_id=job_id)
+                | act.Extend(claim_id=claim_id, job_id=job_id)
             ):
                 return ev.ActionFailed(type(action).__name__, claim_id.uid, job_id, "timed out")
             case act.Cover(uid=uid) | act.LookPod(uid=uid) | act.Evict(uid=uid):
@@ -760,10 +795,11 @@ class World:
         pod.is_gone = True
         self.watch.append(ev.PodGone(pod.record))
 
-    def _fault(self, uid: str) -> None:
+    def _fault(self, uid: str, ended: bool = False) -> None:
         if uid in self.pods:
-            self.pods[uid].fault = True
-            self.pods[uid].covered_polls = 0
+            pod = self.pods[uid]
+            pod.fault, pod.ended = True, pod.ended or ended
+            pod.covered_polls = 0
 
     # What must hold at every moment.
 
@@ -782,12 +818,32 @@ class World:
             for gpu in pod.uses:
                 owner = self.slurm.owner(pod.node, gpu)
                 mine = owner is not None and owner.uid == pod.record.uid
+                pod.taken |= not mine and (owner is not None or pod.node in self.slurm.down)
                 self._demand(
                     mine or pod.fault,
                     "double_owned",
                     f"GPU {gpu} of {pod.node} is used by {pod.record.uid}, owner: {owner}",
                 )
+        self._check_book()
         self._check_view()
+
+    def _check_book(self) -> None:
+        """The indexes of the book agree with it."""
+        state = self.machine.state
+        by_node = {(e.slurm_node, e.uid) for e in state.book.values()}
+        found = {(n, u) for n, entries in state.by_node.items() for u in entries}
+        self._demand(by_node == found, "book", f"by_node: {by_node ^ found}")
+        for job_id, uid in state.by_job.items():
+            ok = uid in state.book and state.book[uid].job_id == job_id
+            self._demand(ok, "book", f"by_job: {job_id} {uid}")
+        held = {e.uid for e in state.book.values() if e.phase in ("held", "queued")}
+        self._demand(held == set(state.held), "book", f"held: {held ^ set(state.held)}")
+        for entry in state.book.values():
+            ok = not entry.waiters or entry.phase == "asking"
+            self._demand(ok, "answers", f"{entry.uid} has waiters in phase {entry.phase}")
+            if entry.job_id and entry.phase not in ("doubt", "lost"):
+                ok = state.by_job.get(entry.job_id) == entry.uid
+                self._demand(ok, "book", f"job {entry.job_id} of {entry.uid} is not in by_job")
 
     def _check_view(self) -> None:
         state = self.machine.state
@@ -896,7 +952,8 @@ WEIGHTS: dict[str, int] = {
     "make_pod": 7,
     "see": 14,
     "relist": 1,
-    "ask": 12,
+    "ask": 10,
+    "deploy": 8,
     "act": 26,
     "answer": 4,
     "bind": 12,
@@ -904,7 +961,7 @@ WEIGHTS: dict[str, int] = {
     "native_ends": 4,
     "claim_ends": 2,
     "claim_resumes": 1,
-    "restart_slurm": 2,
+    "restart_slurm": 3,
     "node_fails": 1,
     "node_returns": 2,
     "kubelet": 10,
