@@ -218,9 +218,12 @@ class KubeCluster:
         path.write_text(json.dumps(config, indent=1) + "\n")
         path.chmod(0o600)
 
-    def issue(self, name: str, *hosts: str) -> Certificate:
-        """A server certificate of the cluster's authority (`hosts` as `IP:...` or `DNS:...`)."""
-        return self._authority.issue(name, *(hosts or HOSTS))
+    def issue(self, name: str, *hosts: str, both: bool = False) -> Certificate:
+        """A server certificate of the cluster's authority (`hosts` as `IP:...` or `DNS:...`).
+
+        both: good for a client too.
+        """
+        return self._authority.issue(name, *(hosts or HOSTS), both=both)
 
     def kubectl(self, *arguments: str, stdin: str = "", timeout_s: float = 60.0) -> str:
         """Run kubectl (kustomize included) as the administrator; its stdout.

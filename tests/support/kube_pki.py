@@ -41,7 +41,7 @@ class Authority:
         )
 
     def issue(
-        self, name: str, *hosts: str, organisation: str = "", client: bool = False
+        self, name: str, *hosts: str, organisation: str = "", client: bool = False, both: bool = False
     ) -> Certificate:
         """A certificate with common name `name`.
 
@@ -49,8 +49,10 @@ class Authority:
             hosts: subject alternative names as openssl writes them: `IP:127.0.0.1`, `DNS:a.b`.
             organisation: a Kubernetes group, for client certificates.
             client: for a client instead of a server.
+            both: for a daemon that is server and client.
 
         """
+        usage = "serverAuth,clientAuth" if both else "clientAuth" if client else "serverAuth"
         certificate = Certificate(self.folder / f"{name}.crt", self.folder / f"{name}.key")
         subject = (f"/O={organisation}" if organisation else "") + f"/CN={name}"
         names = ("-addext", f"subjectAltName={','.join(hosts)}") if hosts else ()
@@ -60,7 +62,7 @@ class Authority:
             *("-keyout", str(certificate.key), "-out", str(certificate.crt)),
             *("-addext", "basicConstraints=critical,CA:FALSE"),
             *("-addext", "keyUsage=critical,digitalSignature"),
-            *("-addext", f"extendedKeyUsage={'clientAuth' if client else 'serverAuth'}"),
+            *("-addext", f"extendedKeyUsage={usage}"),
             *names,
         )
         return certificate

@@ -47,6 +47,7 @@ class Product:
     bridges: int = 1
     extenders: int = 1
     start_scheduler: bool = True
+    tls: bool = False
 
     def __post_init__(self) -> None:
         self._ports: list[ports.PortBlock] = []
@@ -63,6 +64,9 @@ class Product:
             name: kube.kubeconfig_for_service_account(NAMESPACE, name)
             for name in ("slurmbridge", "slurmbridge-extender")
         }
+        if self.tls:
+            # One certificate for all: names and addresses of this host.
+            self._certificate = kube.issue("product", both=True)
         for i in range(self.bridges):
             self.config_path(i).write_text(yaml.safe_dump(self._config(i)))
             self.start_bridge(i)
@@ -114,6 +118,7 @@ class Product:
                 *("--kubeconfig", str(self._accounts["slurmbridge-extender"])),
                 *("--listen", f"127.0.0.1:{block[EXTENDER]}"),
                 *("--admin-listen", f"127.0.0.1:{block[EXTENDER_ADMIN]}"),
+                *self._extender_tls(),
             ],
             env=self._env(),
             cwd=ROOT,
@@ -143,7 +148,8 @@ class Product:
 
     def extender_url(self, i: int = 0) -> str:
         """URL of extender i."""
-        return f"http://127.0.0.1:{self._ports[i][EXTENDER]}"
+        scheme = "https" if self.tls else "http"
+        return f"{scheme}://127.0.0.1:{self._ports[i][EXTENDER]}"
 
     def config_path(self, i: int = 0) -> Path:
         """Configuration file of bridge i."""
@@ -193,8 +199,17 @@ class Product:
         config["leaderElection"] = {"leaderElect": False}
         for extender in config["extenders"]:
             extender["urlPrefix"] = self.extender_url()
-            extender.pop("enableHTTPS")
-            extender.pop("tlsConfig")
+            if self.tls:
+                files = self._certificate
+                ca = str(self.cluster.kube.ca_crt)
+                extender["tlsConfig"] = {
+                    "caFile": ca,
+                    "certFile": str(files.crt),
+                    "keyFile": str(files.key),
+                }
+            else:
+                extender.pop("enableHTTPS")
+                extender.pop("tlsConfig")
         return config
 
     def _config(self, i: int) -> dict[str, Any]:
@@ -211,10 +226,26 @@ class Product:
             "link": {"listen": self.link(i)},
             "admin": {"listen": f"127.0.0.1:{block[BRIDGE_ADMIN]}"},
         }
+        if self.tls:
+            base["link"]["tls"] = {
+                "cert": str(self._certificate.crt),
+                "key": str(self._certificate.key),
+                "clientCa": str(self.cluster.kube.ca_crt),
+            }
         for name, value in self.sections.items():
             both = isinstance(base.get(name), dict) and isinstance(value, dict)
             base[name] = base[name] | value if both else value
         return base
+
+    def _extender_tls(self) -> list[str]:
+        if not self.tls:
+            return []
+        crt, key = str(self._certificate.crt), str(self._certificate.key)
+        ca = str(self.cluster.kube.ca_crt)
+        return [
+            *("--bridge-tls-cert", crt, "--bridge-tls-key", key, "--bridge-tls-ca", ca),
+            *("--tls-cert", crt, "--tls-key", key, "--tls-client-ca", ca),
+        ]
 
     def _manifests(self) -> str:
         """What of the base the daemons need here: namespace, accounts, rights, Lease."""
