@@ -52,9 +52,7 @@ class Story:
         self._until("every job runs", lambda: self._running(self.jobs) == 20, 30)
         self.screen.pool(self._pool())
         row = self._pool()[0]
-        self.screen.say(
-            f"`slurmbridge who {row['node']}` tells who owns what:"
-        )
+        self.screen.say(f"`slurmbridge who {row['node']}` tells who owns what:")
         for gpu in self.product.cli("who", row["node"])["gpus"]:
             owner = gpu["pod"] or (f"job {gpu['jobId']} of {gpu['user']}" if gpu["jobId"] else "")
             self.screen.say(f"  GPU {gpu['gpu']}: {gpu['state']:<8} {owner}")

@@ -42,14 +42,12 @@ async def _slurm(config: Config) -> list[Finding]:
         return [Finding("error", f"Slurm cannot be read: {error}")]
     finally:
         command.close()
-    found = [
-        Finding(
-            "ok",
-            f"Slurm {snapshot.config.version}, cluster {snapshot.config.cluster}: "
-            f"{len(snapshot.nodes)} nodes, {sum(n.gpu_total for n in snapshot.nodes.values())} GPUs, "
-            f"read in {snapshot.ended - snapshot.began:.2f} s",
-        )
-    ]
+    gpus = sum(node.gpu_total for node in snapshot.nodes.values())
+    summary = (
+        f"Slurm {snapshot.config.version}, cluster {snapshot.config.cluster}: "
+        f"{len(snapshot.nodes)} nodes, {gpus} GPUs, read in {snapshot.ended - snapshot.began:.2f} s"
+    )
+    found = [Finding("ok", summary)]
     for sentence in preflight(snapshot, config.policy.partition, config.policy.default_minutes):
         level, _, text = sentence.partition(" ")
         found.append(Finding(level.rstrip(":").lower(), text))

@@ -136,9 +136,7 @@ def test_slurmctld_away_running_pods_stay_and_the_rest_of_kubernetes_goes_on(
     wait_for("the reason is told", lambda: "slurmbridge" in condition(pool, "waits"), 45)
     assert not is_bound(pool, "waits")
     assert len(bound(pool, "old")) == 5
-    assert not any(
-        p["metadata"].get("deletionTimestamp") for p in bound(pool, "old")
-    )
+    assert not any(p["metadata"].get("deletionTimestamp") for p in bound(pool, "old"))
     pool.slurm.start_slurmctld()
     wait_for("all is well again", lambda: is_bound(pool, "waits"), 12)
     wait_for("claims and pods match", lambda: settled(pool), 10)

@@ -196,8 +196,8 @@ def test_hostile_requests_get_a_verdict_and_never_a_claim(pool: Cluster, product
         "evil-partition": {"slurmbridge.dev/partition": "main"},
         "evil-mode": {"slurmbridge.dev/mode": "sudo"},
     }
-    for name, annotations in cases.items():
-        pool.kube.api.create(pod(name, gpus=1, annotations=annotations))
+    for name, notes in cases.items():
+        pool.kube.api.create(pod(name, gpus=1, annotations=notes))
     pool.kube.api.create(pod("greedy", gpus=1_000_000_000))
     pool.kube.api.create(pod("n" * 253, gpus=1))
     pool.kube.api.create(pod("zero", gpus=0))

@@ -39,9 +39,7 @@ def _phase(pool: Cluster, name: str) -> str:
 def test_5000_held_jobs_make_one_pod_wait_no_longer(cluster: ClusterFactory) -> None:
     """Medians of many pods on one cluster: without the queue, with it, without it again."""
     # bf_interval as Slurm has it by default: a queue of 5,000 costs slurmctld itself much with less.
-    config = SlurmConfig(
-        nodes=16, gpus_per_node=8, bf_interval_s=30, extra=("MaxJobCount=20000",)
-    )
+    config = SlurmConfig(nodes=16, gpus_per_node=8, bf_interval_s=30, extra=("MaxJobCount=20000",))
     pool = cluster(config, scheduler=False)
     with Product(pool) as product:
         _latency_s(pool, "warm-up")
