@@ -12,6 +12,7 @@ from slurmbridge.core.event import Covered, CoverRefused
 from slurmbridge.core.evidence import (
     Written,
     fits,
+    is_outdated,
     live_claims,
     others_on,
     use_of,
@@ -164,6 +165,9 @@ def on_covered(state: State, event: Covered) -> None:
         return
     if entry is None or entry.job_id or not entry.is_uncovered:
         release.end(state, claim.id, claim.job_id, "the pod needs it not", claim.slurm_node)
+        return
+    if is_outdated(state, claim):
+        on_cover_failed(state, entry)
         return
     if entry.gpus.indices is None and others_on(state, entry, claim.gpus):
         release.end(state, claim.id, claim.job_id, "another pod has its GPUs", claim.slurm_node)

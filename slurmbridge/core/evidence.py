@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from slurmbridge.core.state import Entry, Phase, State, is_running
+from slurmbridge.core.state import Entry, Phase, State, is_live, is_running
 from slurmbridge.pool import keys
+from slurmbridge.pool.claim import Claim
 from slurmbridge.pool.errors import ParseError
 from slurmbridge.pool.gres import parse_indices
 from slurmbridge.pool.record import GpuUse, PodRecord, SlurmJob
@@ -49,6 +50,18 @@ def fits(entry: Entry, job: SlurmJob) -> bool:
     if entry.gpus.indices is None or use.indices is None:
         return use.total >= entry.gpus.total
     return use.indices == entry.gpus.indices
+
+
+def is_outdated(state: State, claim: Claim) -> bool:
+    """Whether what we know from after a grant contradicts it: slurmctld has forgotten it since."""
+    uid = claim.id.uid
+    other = state.book.get(state.by_job.get(claim.job_id, uid))
+    if other is not None and other.uid != uid and other.sure_at > claim.granted:
+        return True
+    if state.snapshot is None or state.snapshot.began <= claim.granted:
+        return False
+    job = state.snapshot.jobs.get(claim.job_id)
+    return job is None or not state.is_claim_of(job, uid) or not is_live(job)
 
 
 def others_on(state: State, entry: Entry, gpus: GpuUse) -> bool:

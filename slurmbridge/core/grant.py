@@ -12,7 +12,7 @@ from slurmbridge.core.event import (
     Queued,
     UnboundReleased,
 )
-from slurmbridge.core.evidence import others_on
+from slurmbridge.core.evidence import is_outdated, others_on
 from slurmbridge.core.settle import request_for
 from slurmbridge.core.state import Entry, Phase, State, asked_gpus
 from slurmbridge.pool.claim import Ask
@@ -163,6 +163,10 @@ def on_allocated(state: State, event: Allocated) -> None:
         # it, but giving it back now is quicker.
         why = "its pod is gone" if entry is None else "the pod has another claim"
         release.end(state, claim.id, claim.job_id, why, claim.slurm_node, claim.gpus)
+        return
+    if is_outdated(state, claim):
+        if entry.phase is Phase.ASKING:
+            doubt(state, entry, 0, "slurmctld has restarted meanwhile")
         return
     if others_on(state, entry, claim.gpus):
         answer.all_no(state, entry, "gpu_busy", "Slurm gave GPUs that another pod may still use")

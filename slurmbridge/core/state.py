@@ -57,8 +57,9 @@ class Entry:
     loss, for the user. stray: the pod was not bound through us.
 
     sure_at: when we last learnt that Slurm holds the claim. boot: start of the slurmctld that was
-    asked for it, or was last seen to hold it. suspect: a reading that began later did not show it running. looking: a targeted look is
-    under way since then. missing_at: when a targeted look last found no such job.
+    asked for it, or was last seen to hold it. suspect: a reading that began later did not show it
+    running. looking: a targeted look is under way since then. missing_at: when a targeted look last
+    found no such job.
     promised: how many askers were told to bind and have not said that they could not.
     pod_looking: a look at the pod is under way since then. asked_at: a Cover is under way since
     then. cover_since: when the first of them was asked. cover_gpus_known: the GPUs to cover are

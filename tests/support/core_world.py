@@ -619,7 +619,7 @@ class World:
         if isinstance(action, act.Evict):
             pod = self.pods[action.uid]
             why = pod.fault and (pod.ended or pod.taken) and pod.covered_polls < 4
-            self._demand(why, "wrong_evictions", f"{action.uid} is evicted")
+            self._demand(why or not pod.runs(self.now), "wrong_evictions", f"{action.uid} is evicted")
         elif isinstance(action, act.End):
             job = self.slurm.jobs.get(action.job_id)
             pod = self.pods.get(action.claim_id.uid)
@@ -702,7 +702,7 @@ class World:
                 if job is not None and job.uid == claim_id.uid:
                     if job.start > self.issued[id(action)]:
                         # Same pod, same id, another claim: slurmctld has restarted in between.
-                        self._fault(job.uid)
+                        self._fault(job.uid, ended=True)
                     self.slurm.cancel(job)
                 return ev.Ended(claim_id.uid, job_id)
             case act.Extend(claim_id=claim_id, job_id=job_id, minutes=minutes):

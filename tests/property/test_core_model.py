@@ -1,0 +1,69 @@
+"""The pure core in a small exact world, under every order of events that Hypothesis can think of.
+
+The world and its promises are in tests/support/core_world.py; a longer random run is
+`python -m tests.property.soak --operations 100000`.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tests.property.soak import run_story
+from tests.support.core_world import WEIGHTS, World
+
+numbers = st.integers(0, 2**16 - 1)
+FEW = settings(
+    max_examples=60,
+    stateful_step_count=50,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+class CoreModel(RuleBasedStateMachine):
+    """Each rule is one operation of the world, which checks its promises after it."""
+
+    @initialize(pods=st.integers(0, 3), node=st.integers(0, 1))
+    def begin(self, pods, node):
+        self.world = World()
+        self.world.step("poll", 0, 1)
+        for _ in range(pods):
+            self.world.step("wait", 4, 0)
+            self.world.step("deploy", 0, node)
+
+    @rule(name=st.sampled_from(sorted(WEIGHTS)), pick=numbers, how=numbers)
+    def do(self, name, pick, how):
+        self.world.step(name, pick, how)
+
+    @rule(pick=numbers, how=numbers)
+    def act(self, pick, how):
+        self.world.step("act", pick, how)
+
+    @rule(seconds=st.integers(0, 9))
+    def read(self, seconds):
+        self.world.step("wait", seconds, 0)
+        self.world.step("poll", 0, 1)
+
+    @invariant()
+    def nobody_waits_for_an_answer_of_an_entry_that_is_not_asking(self):
+        if hasattr(self, "world"):
+            book = self.world.machine.state.book.values()
+            assert all(e.phase == "asking" for e in book if e.waiters)
+
+    def teardown(self):
+        if hasattr(self, "world"):
+            self.world.settle(220)
+
+
+TestCoreModel = CoreModel.TestCase
+TestCoreModel.settings = FEW
+
+
+@pytest.mark.parametrize("first", range(1, 121, 40))
+def test_random_stories_with_faults_break_no_promise_and_settle(first):
+    for seed in range(first, first + 40):
+        run_story(seed, 150)
