@@ -46,8 +46,8 @@ class Story:
         self.screen.say("20 jobs by sbatch (1 or 2 GPUs), 20 pods by the API server (1 or 2 GPUs)")
         api = self.cluster.kube.api
         for i in range(20):
-            self._submit(f"--gres=gpu:{1 + i % 2}", "--time=10", seconds=45)
-            api.create(pod(f"train-{i}", gpus=1 + i % 2, run_s=60 if i % 3 else 25))
+            self._submit(f"--gres=gpu:{1 + i % 2}", "--time=10", seconds=30)
+            api.create(pod(f"train-{i}", gpus=1 + i % 2, run_s=40 if i % 3 else 20))
         self._until("every pod is bound", lambda: self._count_bound("train") == 20, 30)
         self._until("every job runs", lambda: self._running(self.jobs) == 20, 30)
         self.screen.pool(self._pool())

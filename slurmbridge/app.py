@@ -198,8 +198,12 @@ class Bridge:
         """Lead until cancelled; term: name of this leadership."""
         config = self._config
         machine = Machine(config.settings(), term=term)
+        # Slurm keeps the environment of whoever submits: ours is nobody's business.
         command = SlurmCommand(
-            config.slurm.conf, config.slurm.commands, concurrency=config.slurm.concurrency
+            config.slurm.conf,
+            config.slurm.commands,
+            concurrency=config.slurm.concurrency,
+            environ={"PATH": os.environ.get("PATH", os.defpath)},
         )
         reader = SlurmReader(command, clock=self._clock, timeout_s=config.slurm.poll.timeout_s)
         events = EventTeller(
