@@ -21,6 +21,7 @@ from slurmbridge.config import parse
 from slurmbridge.pool.policy import Granularity
 from tests.support import reference
 from tests.support.kube_api import KubeError
+from tests.support.kube_objects import pod
 
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "manifests"
@@ -230,15 +231,15 @@ def test_no_field_is_unknown_to_the_api_server(kube):
 def test_pod_security_of_the_namespace_lets_our_pods_in(kube, build):
     for deployment in of_kind(build("overlays/second-scheduler"), "Deployment"):
         template = deployment["spec"]["template"]
-        pod = {
+        tried = {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"name": "try", "labels": template["metadata"]["labels"]},
             "spec": template["spec"],
         }
         path = f"/api/v1/namespaces/{NAMESPACE}/pods"
-        kube.api.request("POST", path, pod, query={"dryRun": "All"})
-        rooted = copy.deepcopy(pod)
+        kube.api.request("POST", path, tried, query={"dryRun": "All"})
+        rooted = copy.deepcopy(tried)
         rooted["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
         with pytest.raises(KubeError, match="violates PodSecurity"):
             kube.api.request("POST", path, rooted, query={"dryRun": "All"})
@@ -262,6 +263,27 @@ def test_kube_scheduler_takes_the_configuration(kube, build, which):
     config["leaderElection"]["leaderElect"] = False
     kube.start_scheduler(config, name=f"scheduler-{which}")
     kube.kill9_scheduler(f"scheduler-{which}")
+
+
+@pytest.mark.kube
+def test_the_second_scheduler_leads_and_schedules_with_the_rights_of_its_account(kube, build):
+    config = scheduler_configs(build)["second"]
+    # Who calls the extender is told in test_certificates.
+    config["extenders"] = []
+    account = kube.kubeconfig_for_service_account(NAMESPACE, "slurmbridge-scheduler")
+    config["clientConnection"] = {"kubeconfig": str(account)}
+    kube.create_nodes(["gpu001"], gpus=8)
+    kube.start_scheduler(config, name="second")
+    kube.api.create(pod("opted-in", gpus=1, spec={"schedulerName": "slurmbridge"}))
+    where = kube.api.path("Pod", "opted-in")
+    end = time.monotonic() + 30
+    while "nodeName" not in kube.api.get(where)["spec"]:
+        assert time.monotonic() < end, (kube.dir / "second.log").read_text()[-3000:]
+        time.sleep(0.1)
+    lease = kube.api.path("Lease", "slurmbridge-scheduler", NAMESPACE, "coordination.k8s.io/v1")
+    assert kube.api.get(lease)["spec"]["holderIdentity"]
+    kube.kill9_scheduler("second")
+    assert "forbidden" not in (kube.dir / "second.log").read_text().lower()
 
 
 # Rights: what each service account may do, no more and no less.

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec.inspect as types
-from msgspec import to_builtins
+from msgspec import NODEFAULT, to_builtins
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
@@ -232,8 +232,8 @@ def default_text(field: types.Field) -> str:
     if field.required:
         return "**required**"
     value = field.default
-    if value is types.NODEFAULT:
-        value = field.default_factory()  # type: ignore[operator]
+    if value is NODEFAULT:
+        value = field.default_factory()
     if _struct_in(field.type)[0] is not None and value is not None and value != ():
         return "see below"
     return f"`{json.dumps(to_builtins(value))}`"
@@ -314,7 +314,7 @@ def _wrapped(owner: object) -> Iterator[Metric]:
         if isinstance(metric, MetricWrapperBase):
             suffix = "_total" if metric._type == "counter" else ""
             labels = ", ".join(f"`{name}`" for name in metric._labelnames)
-            yield Metric(metric._name + suffix, metric._type, labels, metric._documentation)
+            yield Metric(metric._name + suffix, str(metric._type), labels, metric._documentation)
 
 
 def _collected(collect: Callable[[], Any]) -> Iterator[Metric]:
