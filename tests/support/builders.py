@@ -18,7 +18,7 @@ from slurmbridge.core.state import Entry
 from slurmbridge.pool import keys
 from slurmbridge.pool.claim import Claim, ClaimId, write_comment
 from slurmbridge.pool.gres import parse_indices
-from slurmbridge.pool.policy import Policy
+from slurmbridge.pool.policy import Granularity, Policy
 from slurmbridge.pool.record import (
     GpuCount,
     GpuRequest,
@@ -228,7 +228,9 @@ def make_claim_job(job_id: int, pod: Any, node: str = "", indices: str | None = 
     return job.on(node, indices) if node else job
 
 
-def make_claim(job_id: int, pod: Any, node: str, indices: str | None, count: int = 0) -> Claim:
+def make_claim(
+    job_id: int, pod: Any, node: str, indices: str | None, count: int = 0, granted: float = T0
+) -> Claim:
     """The claim as an adapter gives it."""
     return Claim(
         id=ClaimId(CLUSTER, plain(pod).uid),
@@ -236,7 +238,7 @@ def make_claim(job_id: int, pod: Any, node: str, indices: str | None, count: int
         slurm_node=node,
         gpus=use(indices, count),
         state=JobState("RUNNING"),
-        granted=T0,
+        granted=granted,
     )
 
 
@@ -257,7 +259,7 @@ def make_snapshot(
 
 
 def make_policy(**fields: Any) -> Policy:
-    return Policy(**{"cluster": CLUSTER, "granularity": "gpu"} | fields)
+    return Policy(**{"cluster": CLUSTER, "granularity": Granularity.GPU} | fields)
 
 
 def make_settings(policy: Policy | None = None, **fields: Any) -> Settings:
@@ -354,7 +356,7 @@ class Story:
     def grant(self, pod: Any, job_id: int, node: str, indices: str) -> list[act.Action]:
         """Slurm grants: the job is there, and the answer is in."""
         self.slurm(make_claim_job(job_id, pod, node, indices))
-        claim = make_claim(job_id, pod, node, indices)
+        claim = make_claim(job_id, pod, node, indices, granted=self.now)
         return self.handle(ev.Allocated(plain(pod).uid, claim))
 
     def bind(self, pod: Any, job_id: int, node: str, indices: str) -> list[act.Action]:
