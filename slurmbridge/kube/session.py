@@ -249,8 +249,21 @@ class KubeSession:
                     and await self._access.reload_after_refusal(headers)
                 ):
                     continue
-                yield response
+                try:
+                    yield response
+                finally:
+                    _drop_unread(response)
                 return
+
+
+def _drop_unread(response: aiohttp.ClientResponse) -> None:
+    """Give up the connection of an answer that was not read to its end.
+
+    Closing it would wait half a minute for the farewell of a TLS peer that may be dead.
+    """
+    connection = response.connection
+    if connection is not None and connection.transport is not None:
+        connection.transport.abort()
 
 
 async def _lines(content: aiohttp.StreamReader, op: str) -> AsyncIterator[bytes]:
