@@ -313,6 +313,7 @@ class World:
     made: int = 0
     steps: int = 0
     issued: dict[int, float] = field(default_factory=dict)
+    told: set[tuple[int, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._start_machine()
@@ -511,6 +512,7 @@ class World:
         zombies, self.actions = self.actions, []
         self.answers.clear()
         self.asks.clear()
+        self.told.clear()
         self.late_poll = None
         for index, action in enumerate(zombies):
             if (how >> (index % 8)) & 1:
@@ -585,6 +587,8 @@ class World:
         self._handle(ev.Polled(snapshot))
 
     def _handle(self, event: ev.Event) -> None:
+        if isinstance(event, (ev.Allocated, ev.Covered)):
+            self.told.add((event.claim.job_id, event.uid))
         for action in self.machine.handle(event, self.now):
             self.story.append(f"    -> {_short(action)}")
             self._watch_action(action)
@@ -861,7 +865,7 @@ class World:
             for job in self.slurm.jobs.values():
                 is_known = (
                     job.start < state.snapshot.began and job.revived_at < state.snapshot.began
-                ) or (job.id in state.by_job and state.by_job[job.id] == job.uid)
+                ) or ((job.id, job.uid) in self.told and not job.revived_at)
                 if job.node == name and job.holds and is_known:
                     text = f"job {job.id} holds {job.gpus} of {name}, free: {free}"
                     self._demand(not free & set(job.gpus), "freed_in_view", text)

@@ -41,7 +41,12 @@ class Authority:
         )
 
     def issue(
-        self, name: str, *hosts: str, organisation: str = "", client: bool = False, both: bool = False
+        self,
+        name: str,
+        *hosts: str,
+        organisation: str = "",
+        client: bool = False,
+        both: bool = False,
     ) -> Certificate:
         """A certificate with common name `name`.
 

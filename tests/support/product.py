@@ -170,7 +170,9 @@ class Product:
             check=False,
         )
         if done.returncode != 0:
-            raise RuntimeError(f"slurmbridge {' '.join(arguments)}: {done.returncode} {done.stderr}")
+            raise RuntimeError(
+                f"slurmbridge {' '.join(arguments)}: {done.returncode} {done.stderr}"
+            )
         return json.loads(done.stdout)
 
     def metrics(self, part: str = "bridge", i: int = 0) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Generates the link's code from its .proto (`make proto`).
+"""Generates the code of the link and of the kubelet's APIs from their .proto files (`make proto`).
 
 Generated code refuses a protobuf runtime older than its generator. It is therefore made with the
 generator of the oldest runtime that the project allows, in a virtual environment of its own: that
@@ -16,27 +16,36 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 GENERATOR = "grpcio-tools==1.80.0"
 """Asks for protobuf 6.31 at least, and works with 7."""
-MADE = ("pool_pb2.py", "pool_pb2.pyi")
+SOURCES = {
+    "slurmbridge/link": ("pool",),
+    "slurmbridge/node": ("deviceplugin", "podresources"),
+}
+"""Folder -> names of its .proto files; the code goes into `_gen` below the folder."""
 
 
 def generate(python: str | Path, into: Path) -> list[Path]:
     """Run the generator of a Python; the files made, below `into` as in the repository."""
-    subprocess.run(
-        [
-            str(python),
-            "-m",
-            "grpc_tools.protoc",
-            # The .proto is said to lie where its code will: so the code imports itself from there.
-            "-Islurmbridge/link/_gen=slurmbridge/link",
-            f"--python_out={into}",
-            f"--pyi_out={into}",
-            "slurmbridge/link/_gen/pool.proto",
-        ],
-        cwd=ROOT,
-        check=True,
-        timeout=120,
-    )
-    return [into / "slurmbridge/link/_gen" / name for name in MADE]
+    made: list[Path] = []
+    for folder, names in SOURCES.items():
+        subprocess.run(
+            [
+                str(python),
+                "-m",
+                "grpc_tools.protoc",
+                # A .proto is said to lie where its code will: so the code imports itself from there.
+                f"-I{folder}/_gen={folder}",
+                f"--python_out={into}",
+                f"--pyi_out={into}",
+                *(f"{folder}/_gen/{name}.proto" for name in names),
+            ],
+            cwd=ROOT,
+            check=True,
+            timeout=120,
+        )
+        made += [
+            into / folder / "_gen" / f"{name}_pb2{end}" for name in names for end in (".py", ".pyi")
+        ]
+    return made
 
 
 def main() -> None:

@@ -1,0 +1,317 @@
+"""Slurm ends a claim first: a second look, one eviction, and the GPUs stay charged."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurmbridge.core import action as act
+from slurmbridge.core import event as ev
+from slurmbridge.core.settings import Eviction
+from slurmbridge.pool import keys
+from tests.support.builders import (
+    T0,
+    Story,
+    kinds,
+    make_claim_job,
+    make_pod,
+    make_settings,
+    none,
+    only,
+)
+
+
+@pytest.fixture
+def pod():
+    return make_pod("a").gpus(2)
+
+
+@pytest.fixture
+def story(pod):
+    return Story("n1").start(pod).run(pod, 10, "n1", "0-1").forget()
+
+
+def lose(story, pod, state="CANCELLED", job_id=10):
+    """The reading no longer shows the claim running, and the second look says why."""
+    job = make_claim_job(job_id, pod, "n1", "0-1").state(state)
+    story.slurm(job)
+    story.now += 1
+    assert only(story.poll(), act.LookJob).job_id == job_id
+    return story.handle(ev.JobLooked(pod.obj.uid, job_id, job.obj))
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "CANCELLED",
+        "TIMEOUT",
+        "PREEMPTED",
+        "NODE_FAIL",
+        "CANCELLED+COMPLETING",
+        "SUSPENDED",
+        "FAILED",
+    ],
+)
+def test_a_claim_that_slurm_ended_evicts_its_pod_once(story, pod, state):
+    told = lose(story, pod, state)
+    assert kinds(told) == ["AnnotatePod", "Tell"]
+    assert state.partition("+")[0] in told[0].annotations[keys.REASON]
+    evict = only(story.pass_time(5), act.Evict)
+    assert (evict.name, evict.grace_s) == ("a", 30)
+    story.handle(ev.Evicted("uid-a"))
+    story.see(pod.deleting())
+    assert none(story.pass_time(60), act.Evict)
+
+
+def test_its_gpus_stay_charged_until_the_pod_is_gone(story, pod):
+    lose(story, pod)
+    story.slurm(without=(10,)).pass_time(3)
+    assert story.free("n1") == 0
+    story.see(pod.deleting())
+    story.pass_time(20)
+    assert story.free("n1") == 0
+    story.see(pod.over("Failed"))
+    story.pass_time(2)
+    assert story.free("n1") == 8
+    assert story.phase(pod) == ""
+
+
+def test_what_is_left_of_the_job_is_ended_with_the_pod(story, pod):
+    lose(story, pod, "SUSPENDED")
+    story.pass_time(3)
+    assert none(story.actions, act.End)
+    assert only(story.see(pod.over("Failed")), act.End).job_id == 10
+
+
+def test_a_second_look_that_shows_it_running_evicts_nobody(story, pod):
+    story.slurm(without=(10,)).poll(at=9)
+    job = make_claim_job(10, pod, "n1", "0-1")
+    assert story.handle(ev.JobLooked("uid-a", 10, job.obj)) == []
+    assert story.phase(pod) == "bound"
+    story.slurm(job)
+    assert none(story.pass_time(60), act.Evict, act.LookJob)
+
+
+@pytest.mark.parametrize("flag", ["SIGNALING", "RESIZING", "STOPPED", "CONFIGURING", "ODD"])
+def test_a_flag_on_a_running_claim_takes_nothing_from_it(story, pod, flag):
+    story.slurm(make_claim_job(10, pod, "n1", "0-1").state(f"RUNNING+{flag}"))
+    assert none(story.pass_time(5), act.LookJob, act.Evict)
+
+
+def test_a_look_that_was_not_answered_is_repeated_and_decides_nothing(story, pod):
+    story.slurm(make_claim_job(10, pod, "n1", "0-1").state("CANCELLED"))
+    story.poll(at=9)
+    story.handle(ev.ActionFailed("LookJob", "uid-a", 10, "timeout"))
+    found = story.pass_time(7)
+    assert 2 <= len([a for a in found if isinstance(a, act.LookJob)]) <= 4
+    assert none(found, act.Evict)
+
+
+def test_a_look_at_another_job_says_nothing(story, pod):
+    story.slurm(make_claim_job(10, pod, "n1", "0-1").state("CANCELLED")).poll(at=9)
+    job = make_claim_job(9, pod, "n1", "0-1").state("CANCELLED")
+    assert story.handle(ev.JobLooked("uid-a", 9, job.obj)) == []
+
+
+def test_a_reading_older_than_the_grant_contradicts_nothing(pod):
+    story = Story("n1").start(pod)
+    story.ask(pod, "n1")
+    story.now = T0 + 5
+    story.grant(pod, 10, "n1", "0-1")
+    story.bind(pod, 10, "n1", "0-1")
+    story.slurm(without=(10,))
+    assert none(story.poll(at=6, began=4), act.LookJob)
+    assert only(story.poll(at=7), act.LookJob).job_id == 10
+
+
+def test_an_older_reading_that_comes_in_late_is_not_taken(story, pod):
+    story.slurm(without=(10,))
+    assert story.poll(at=20, began=-5) == []
+    assert story.machine.state.snapshot.began > T0
+
+
+def test_a_listing_that_failed_ends_nothing(story, pod):
+    for second in range(10, 40):
+        assert story.handle(ev.PollFailed("connection refused"), at=second) == []
+        assert none(story.tick(), act.Evict, act.End)
+    assert story.phase(pod) == "bound"
+    assert story.machine.state.poll_failed == "connection refused"
+
+
+def test_a_lost_claim_of_an_unbound_pod_is_just_given_up(pod):
+    story = Story("n1").start(pod)
+    story.ask(pod, "n1")
+    story.grant(pod, 10, "n1", "0-1")
+    lose(story, pod)
+    story.pass_time(1)
+    assert none(story.actions, act.Evict)
+    assert story.phase(pod) == ""
+    assert kinds(story.ask(pod, "n1")) == ["Allocate"]
+
+
+def test_notice_of_preemption_starts_the_pods_grace_while_slurm_holds_its_gpus(story, pod):
+    job = make_claim_job(10, pod, "n1", "0-1").but(preempted_at=T0 + 5)
+    story.slurm(job)
+    found = story.pass_time(3)
+    assert "preempts" in only(found, act.Evict).why
+    assert none(found, act.End)
+    assert only(story.see(pod.over("Failed")), act.End).job_id == 10
+
+
+def test_claims_that_run_again_before_the_evictions_are_kept():
+    story, pods = crowd(11)
+    lose_all(story, pods, "SUSPENDED")
+    assert story.machine.state.breaker_since is not None  # and nobody was evicted
+    for index, pod in enumerate(pods):
+        story.slurm(make_claim_job(10 + index, pod, "n1", str(index)))
+    found = story.pass_time(2)
+    assert {story.phase(p) for p in pods} == {"bound"}
+    assert none(found, act.Evict)
+    assert story.machine.state.breaker_since is None
+
+
+def test_the_reason_is_taken_off_again_when_it_was_not_so():
+    story, pods = crowd(11)
+    lose_all(story, pods, "SUSPENDED")
+    for index, pod in enumerate(pods):
+        story.see(pod.wrote(REASON="claim lost: ..."))
+        story.slurm(make_claim_job(10 + index, pod, "n1", str(index)))
+    found = story.pass_time(1)
+    notes = [a.annotations for a in found if isinstance(a, act.AnnotatePod)]
+    assert notes == [{keys.REASON: None}] * 11
+
+
+# The breaker.
+
+
+def crowd(count, **eviction):
+    """So many pods of one GPU on one big node."""
+    story = Story("n1", settings=make_settings(eviction=Eviction(**eviction)))
+    story.nodes["n1"].gpus(count)
+    story.kube_nodes["n1"].gpus(count)
+    pods = [make_pod(f"p{i}") for i in range(count)]
+    for index, pod in enumerate(pods):
+        story.slurm(make_claim_job(10 + index, pod, "n1", str(index)))
+        pod.on("n1", 10 + index, str(index))
+    story.start(*pods)
+    story.pass_time(2)
+    assert {story.phase(p) for p in pods} == {"bound"}
+    return story.forget(), pods
+
+
+def lose_all(story, pods, state="NODE_FAIL"):
+    """One reading shows none of them running, and the looks are answered one by one."""
+    jobs = [make_claim_job(10 + i, p, "n1", str(i)).state(state) for i, p in enumerate(pods)]
+    story.slurm(*jobs)
+    story.now += 1
+    story.poll()
+    for pod, job in zip(pods, jobs, strict=True):
+        story.handle(ev.JobLooked(pod.obj.uid, job.obj.id, job.obj))
+    story.pass_time(5)
+
+
+def test_a_few_losses_at_once_are_believed():
+    story, pods = crowd(20)
+    lose_all(story, pods[:5])
+    assert len(story.of(act.Evict)) == 5
+
+
+def test_mass_loss_opens_the_breaker_before_the_first_eviction():
+    story, pods = crowd(20)
+    lose_all(story, pods)
+    assert story.of(act.Evict) == []
+    assert story.machine.state.breaker_since is not None
+    assert len(story.of(act.LookJob)) == 20
+
+
+def test_confirming_evicts_within_the_budget_per_minute():
+    story, pods = crowd(20, per_minute=5)
+    lose_all(story, pods)
+    assert len([a for a in story.handle(ev.BreakerAnswered(True)) if isinstance(a, act.Evict)]) == 5
+    for pod in pods[:5]:
+        story.see(pod.deleting())
+    assert len([a for a in story.pass_time(50) if isinstance(a, act.Evict)]) == 0
+    assert len([a for a in story.pass_time(20) if isinstance(a, act.Evict)]) == 5
+
+
+def test_dismissing_looks_at_every_claim_again():
+    story, pods = crowd(20)
+    lose_all(story, pods)
+    for index, pod in enumerate(pods):
+        story.slurm(make_claim_job(10 + index, pod, "n1", str(index)))
+    assert none(story.handle(ev.BreakerAnswered(False)), act.Evict)
+    assert none(story.pass_time(5), act.Evict)
+    assert {story.phase(p) for p in pods} == {"bound"}
+    assert story.machine.state.breaker_since is None
+
+
+def test_dismissed_losses_that_are_still_so_open_the_breaker_again():
+    story, pods = crowd(20)
+    lose_all(story, pods)
+    story.handle(ev.BreakerAnswered(False))
+    story.now += 1
+    found = story.poll()
+    for index, pod in enumerate(pods):
+        job = make_claim_job(10 + index, pod, "n1", str(index)).state("NODE_FAIL")
+        story.handle(ev.JobLooked(pod.obj.uid, 10 + index, job.obj))
+    assert none(found + story.pass_time(3), act.Evict)
+    assert story.machine.state.breaker_since is not None
+
+
+def test_the_breaker_closes_when_the_lost_pods_are_gone():
+    story, pods = crowd(20)
+    lose_all(story, pods)
+    for pod in pods:
+        story.see(pod.over("Failed"))
+    story.pass_time(2)
+    assert story.machine.state.breaker_since is None
+
+
+def test_a_reading_that_shows_no_claim_at_all_evicts_nobody():
+    story, pods = crowd(20)
+    story.slurm(without=tuple(range(10, 30)))
+    assert none(story.pass_time(60), act.Evict, act.End)
+    assert {story.phase(p) for p in pods} == {"bound"}
+    assert story.free("n1") == 0
+
+
+def test_however_many_claims_are_missing_slurm_is_asked_about_so_many_at_a_time():
+    story, _ = crowd(300)
+    story.slurm(without=tuple(range(10, 310)))
+    story.now += 1
+    assert len([a for a in story.poll() if isinstance(a, act.LookJob)]) == 200
+
+
+def test_a_static_pod_cannot_be_evicted_and_stays_charged(story, pod):
+    story.see(pod.but(is_static=True))
+    lose(story, pod)
+    assert none(story.pass_time(30), act.Evict)
+    assert story.phase(pod) == "lost"
+    assert story.free("n1") == 0
+
+
+def test_an_eviction_that_failed_is_tried_again(story, pod):
+    lose(story, pod)
+    story.pass_time(1)
+    story.handle(ev.ActionFailed("Evict", "uid-a", 0, "timeout"))
+    assert only(story.pass_time(22), act.Evict).uid == "uid-a"
+
+
+# Renewal.
+
+
+def test_a_rolling_claim_is_renewed_when_half_of_it_is_over(story, pod):
+    story.slurm(make_claim_job(10, pod, "n1", "0-1").but(end=T0 + 31 * 60))
+    assert none(story.poll(at=30), act.Extend)
+    extend = only(story.poll(at=62), act.Extend)
+    assert (extend.job_id, extend.minutes) == (10, 60)
+    assert none(story.poll(at=80), act.Extend)
+    assert only(story.poll(at=95), act.Extend)
+    story.handle(ev.Extended("uid-a", 10, T0 + 3600))
+    assert story.entry(pod).claim.ends == T0 + 3600
+
+
+def test_a_claim_with_a_duration_of_its_own_is_not_renewed():
+    pod = make_pod("a").wrote(DURATION="5m")
+    story = Story("n1").start(pod).run(pod, 10, "n1", "0")
+    story.slurm(make_claim_job(10, pod, "n1", "0").but(end=T0 + 20))
+    assert none(story.pass_time(10), act.Extend)
