@@ -94,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     add("run", _run, "run the bridge")
+    add("node", _node, "run the agent of a pool node (device plugin, Epilog hold, audit)")
     add("check-config", _check_config, "check the configuration; print every problem with its path")
     add("doctor", _doctor, "check that this site's Slurm is set up as the bridge needs it")
     asks(add("status", _status, "the pool at a glance: GPUs by owner, claims, waiting pods, ages"))
@@ -122,6 +123,16 @@ def _run(args: argparse.Namespace) -> int:
     config = load(args.config)
     configure(config.log_level)
     asyncio.run(app.run(config, args.config))
+    return OK
+
+
+def _node(args: argparse.Namespace) -> int:
+    from slurmbridge import agent
+    from slurmbridge.log import configure
+
+    config = load(args.config)
+    configure(config.log_level)
+    asyncio.run(agent.run(config))
     return OK
 
 

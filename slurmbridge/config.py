@@ -153,6 +153,55 @@ class Rules(_Section, frozen=True):
     node_annotation_s: Seconds = 15.0
 
 
+class Node(_Section, frozen=True):
+    """The agent of a pool node (`slurmbridge node`); the bridge does not read it.
+
+    name: Kubernetes node name; empty: NODE_NAME of the environment, else the host name.
+    slurm_name: Slurm node name; empty: the same.
+    resource: extended resource that the device plugin offers; must be one of policy.resources.
+    devices: `nvml`, or the path of a JSON file of devices.
+    gres_conf: path of Slurm's gres.conf.
+    kubelet: the kubelet's state folder (device-plugins and pod-resources are below it).
+    run: folder of the agent's socket and book; must not outlive a reboot.
+    cgroup_root: the kubelet's cgroupRoot, where it is not the top.
+    response: how containers are told of their devices: any of `env`, `cdi`, `devices`.
+    cdi_kind: vendor and class of CDI names.
+    owner_uids: Unix users that the bridge submits claims as.
+    monitors: commands that may hold a GPU open without using it.
+    look_s: seconds between two looks at the node.
+    quarantine: a GPU with a finding is reported unhealthy to the kubelet.
+    bridge: addresses of the bridges' link; none: the agent works without.
+    bridge_name: name in the bridge's certificate; empty: the host of the address.
+    tls: certificates for the link (client_ca: the authority of the bridge).
+    listen: `host:port` of health and metrics.
+    """
+
+    name: str = ""
+    slurm_name: str = ""
+    resource: str = "nvidia.com/gpu"
+    devices: str = "nvml"
+    gres_conf: str = "/etc/slurm/gres.conf"
+    kubelet: str = "/var/lib/kubelet"
+    run: str = "/run/slurmbridge"
+    cgroup_root: str = ""
+    response: tuple[Literal["env", "cdi", "devices"], ...] = ("env",)
+    cdi_kind: str = "nvidia.com/gpu"
+    owner_uids: tuple[int, ...] = (0,)
+    monitors: tuple[str, ...] = (
+        "nvidia-persiste",
+        "nv-hostengine",
+        "dcgm-exporter",
+        "nvidia-smi",
+        "slurmbridge",
+    )
+    look_s: Annotated[float, msgspec.Meta(ge=0.05, le=60)] = 0.5
+    quarantine: bool = False
+    bridge: tuple[str, ...] = ()
+    bridge_name: str = ""
+    tls: Tls | None = None
+    listen: str = "127.0.0.1:8082"
+
+
 class Config(_Section, frozen=True):
     """The top level.
 
@@ -166,6 +215,7 @@ class Config(_Section, frozen=True):
     rules: times of the book of claims.
     eviction: how many pods may be evicted at once.
     freshness: how old a reading of slurmctld may be.
+    node: the agent of a pool node.
     log_level: lowest level that is logged; read at the start only.
     """
 
@@ -179,6 +229,7 @@ class Config(_Section, frozen=True):
     rules: Rules = Rules()
     eviction: Eviction = Eviction()
     freshness: Freshness = Freshness()
+    node: Node = Node()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     def settings(self, owner_uid: int | None = None) -> Settings:
@@ -333,6 +384,8 @@ def _check_sense(config: Config) -> list[Problem]:
                     found.append(Problem(path, "is not a Slurm name"))
     if policy.granularity is Granularity.NODE and policy.default_minutes > policy.max_minutes:
         found.append(Problem("$.policy.defaultMinutes", "is more than maxMinutes"))
+    if config.node.resource not in policy.resources and policy.resources:
+        found.append(Problem("$.node.resource", "is not one of policy.resources"))
     if config.slurm.poll.min_s > config.slurm.poll.max_s:
         found.append(Problem("$.slurm.poll.minS", "is more than maxS"))
     if config.freshness.stale >= config.freshness.blind:
@@ -343,6 +396,7 @@ def _check_sense(config: Config) -> list[Problem]:
     for path, address in (
         ("$.link.listen", config.link.listen),
         ("$.admin.listen", config.admin.listen),
+        ("$.node.listen", config.node.listen),
     ):
         if address.startswith("unix:"):
             continue

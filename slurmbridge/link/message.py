@@ -6,6 +6,8 @@ from typing import Final
 
 import msgspec
 
+from slurmbridge.pool.noderecord import NodeReport
+
 VERSION: Final = 1
 """Version of the meaning of the bytes in the envelope (`ViewMessage.version`)."""
 
@@ -46,3 +48,18 @@ class ReleaseAsk(msgspec.Struct, frozen=True):
     name: str
     job_id: int
     cause: str = ""
+
+
+class NodeSaid(msgspec.Struct, frozen=True):
+    """A report of a node's agent, as the bridge has received it.
+
+    node: Kubernetes node name, which the agent's certificate was checked for. run: which run of the
+    agent. as_of: monotonic seconds of the bridge's clock, when the agent's look at the node began,
+    at the latest: what happened after that moment may not be in the report.
+    """
+
+    node: str
+    run: str
+    sequence: int
+    as_of: float
+    report: NodeReport

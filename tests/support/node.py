@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tests.support import binaries
 from tests.support.keeper import Keeper, keeps
-from tests.support.node_image import image_archive
+from tests.support.node_image import IMAGE, image_archive
 from tests.support.ports import PortBlock, reserve
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt", "io.containerd.snapshotter.
 [grpc]
   address = "{dir}/containerd.sock"
 [plugins."io.containerd.grpc.v1.cri"]
-  sandbox_image = "localhost/box:1"
+  sandbox_image = "{image}"
   disable_apparmor = true
   restrict_oom_score_adj = true
   stream_server_address = "127.0.0.1"
@@ -124,6 +124,12 @@ class RealNode:
     def cgroup_root(self) -> str:
         """Root of the node's pods in every cgroup hierarchy: `/sb-<name>-<pid>`."""
         return f"/sbnode-{self.name}-{os.getpid()}"
+
+    def port(self, index: int) -> int:
+        """A port of the node's own; 0 is the kubelet's, 2 and up are for tests."""
+        if self._ports is None:
+            raise NodeProblem("the node has not been started")
+        return self._ports[index]
 
     def start(self, timeout_s: float = 90.0) -> Self:
         """Start containerd and kubelet, and wait until the node is Ready.
@@ -303,7 +309,7 @@ class RealNode:
     def _lay_folder(self) -> None:
         for name in ("kubelet", "cni", "pki", "podlogs", "root", "state"):
             (self.dir / name).mkdir(exist_ok=True)
-        (self.dir / "containerd.toml").write_text(CONTAINERD.format(dir=self.dir))
+        (self.dir / "containerd.toml").write_text(CONTAINERD.format(dir=self.dir, image=IMAGE))
         (self.dir / "cni" / "10-pods.conflist").write_text(json.dumps(CNI))
         assert self._ports is not None
         config = {

@@ -7,6 +7,8 @@ in the cache folder; a node imports the archive into its containerd (`ctr images
 from __future__ import annotations
 
 import fcntl
+import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -14,8 +16,23 @@ from pathlib import Path
 
 from tests.support.binaries import cache_folder
 
-IMAGE = "localhost/box:1"
-APPLETS = ("sh", "sleep", "env", "cat", "ls", "echo", "kill", "true", "false", "stat", "date")
+IMAGE = "localhost/box:3"
+APPLETS = (
+    "sh",
+    "sleep",
+    "env",
+    "cat",
+    "ls",
+    "echo",
+    "kill",
+    "true",
+    "false",
+    "stat",
+    "touch",
+    "mkdir",
+)
+PROGRAMS = ("/usr/bin/flock",)
+"""Programs of this machine that busybox lacks, copied with the libraries that they need."""
 
 
 def image_archive() -> Path:
@@ -27,7 +44,7 @@ def image_archive() -> Path:
     """
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    archive = folder / "box-1.tar"
+    archive = folder / "box-3.tar"
     with (folder / "box.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not archive.exists():
@@ -43,6 +60,8 @@ def _build(archive: Path) -> None:
         shutil.copy("/bin/busybox", root / "bin/busybox")
         for applet in APPLETS:
             (root / "bin" / applet).symlink_to("busybox")
+        for program in PROGRAMS:
+            _copy_program(program, root)
         image = f"{work}/oci:1"
         for argv in (
             ["umoci", "init", "--layout", f"{work}/oci"],
@@ -62,3 +81,12 @@ def _build(archive: Path) -> None:
         part = archive.with_suffix(".part")
         shutil.copy(f"{work}/box.tar", part)
         part.replace(archive)
+
+
+def _copy_program(program: str, root: Path) -> None:
+    shutil.copy(program, root / "bin")
+    listed = subprocess.run(["ldd", program], check=True, capture_output=True, text=True).stdout
+    for library in re.findall(r"(/\S+) \(0x", listed):
+        place = root / library.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(os.path.realpath(library), place)

@@ -1,0 +1,1 @@
+"""Code made from the .proto files by `make proto`."""

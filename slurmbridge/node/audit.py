@@ -1,0 +1,139 @@
+"""Compares what Slurm, the kubelet, the driver and the processes say of a node. Pure.
+
+A finding is told as long as it is seen, with the time since when. Those that stand only for the
+moment of a change (a pod that is just ending) are kept back for `SETTLE_S`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Final
+
+import msgspec
+
+from slurmbridge.node.book import BookEntry, NativeJob
+from slurmbridge.node.device import DeviceMap, named
+from slurmbridge.node.identity import PodFacts
+from slurmbridge.node.look import Sample
+from slurmbridge.pool.noderecord import GpuOwner, NodeFinding
+
+SETTLE_S: Final = 3.0
+"""How long a finding must be seen before it is told."""
+
+SHARED: Final = "shared_gpu"
+OUTSIDE: Final = "outside_claim"
+STRAY: Final = "stray_process"
+LOOSE: Final = "loose_pod"
+NO_CLAIM: Final = "no_claim"
+LEDGER: Final = "ledger"
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """All that is compared. owners: the bridge's ledger, () when it has not told it."""
+
+    devices: DeviceMap
+    sample: Sample
+    pods: Collection[PodFacts]
+    book: Collection[BookEntry]
+    native: Collection[NativeJob]
+    owners: tuple[GpuOwner, ...] = ()
+
+
+def find(facts: Facts) -> list[NodeFinding]:
+    """Everything that does not fit now; `since` is 0."""
+    return [
+        *_shared(facts),
+        *_users(facts),
+        *_listed(facts),
+        *_loose(facts),
+        *_ledger(facts),
+    ]
+
+
+def settle(
+    now: float, found: Collection[NodeFinding], before: Mapping[tuple[str, str], float]
+) -> tuple[list[NodeFinding], dict[tuple[str, str], float]]:
+    """Findings that have stood long enough, and since when each one stands.
+
+    Args:
+        now: Unix seconds.
+        found: of `find`.
+        before: what this returned last.
+
+    """
+    since = {(f.kind, f.subject): before.get((f.kind, f.subject), now) for f in found}
+    told = [
+        msgspec.structs.replace(f, since=since[f.kind, f.subject])
+        for f in found
+        if now - since[f.kind, f.subject] >= SETTLE_S
+    ]
+    return told, since
+
+
+def _shared(facts: Facts) -> Iterator[NodeFinding]:
+    """One GPU, two owners: two pods, or a pod and a native job."""
+    alive = [e for e in facts.book if e.uid in facts.sample.processes]
+    for gpu in facts.devices.gpus:
+        owners = [f"pod {e.ref} ({e.uid})" for e in alive if gpu.index in e.gpus]
+        owners += [f"job {j.job_id}" for j in facts.native if gpu.index in j.gpus]
+        if len(owners) > 1:
+            text = f"{named([gpu.index])} has several owners: {', '.join(owners)}"
+            yield NodeFinding(SHARED, named([gpu.index]), text, gpus=(gpu.index,))
+
+
+def _users(facts: Facts) -> Iterator[NodeFinding]:
+    """Processes on GPUs that are not theirs."""
+    entries = {e.uid: e for e in facts.book}
+    native = {index for job in facts.native for index in job.gpus}
+    for user in facts.sample.users:
+        who = f"process {user.pid} ({user.command})"
+        entry = entries.get(user.pod)
+        if user.pod and (entry is None or user.index not in entry.gpus):
+            text = f"{who} of pod {user.pod} uses {named([user.index])}, not given to it"
+            yield NodeFinding(OUTSIDE, f"pod {user.pod}", text, gpus=(user.index,))
+        elif not user.pod and user.index not in native:
+            held = [e.ref for e in facts.book if user.index in e.gpus]
+            whose = f", which pod {held[0]} has" if held else ", which nobody has"
+            text = f"{who} of no pod uses {named([user.index])}{whose}"
+            yield NodeFinding(STRAY, f"process {user.pid}", text, gpus=(user.index,))
+
+
+def _listed(facts: Facts) -> Iterator[NodeFinding]:
+    """Devices by the kubelet against the pods' claims."""
+    by_ref = {pod.ref: pod for pod in facts.pods if not pod.is_over}
+    for one in facts.sample.listing or ():
+        if not one.all_devices:
+            continue
+        ref = f"{one.namespace}/{one.name}"
+        pod = by_ref.get(ref)
+        indices = facts.devices.indices(one.all_devices)
+        if pod is None:
+            continue
+        if pod.job_id is None:
+            text = f"pod {ref} has {named(indices)} and no claim"
+            yield NodeFinding(NO_CLAIM, f"pod {ref}", text, gpus=tuple(indices))
+        elif not set(indices) <= set(pod.indices or ()):
+            text = (
+                f"pod {ref} has {named(indices)}, its claim {pod.job_id} {named(pod.indices or ())}"
+            )
+            yield NodeFinding(OUTSIDE, f"pod {ref}", text, gpus=tuple(indices))
+
+
+def _loose(facts: Facts) -> Iterator[NodeFinding]:
+    for pod in facts.pods:
+        if pod.loose and not pod.is_over and pod.uid in facts.sample.processes:
+            text = f"pod {pod.ref} can reach GPUs past its claim: {', '.join(pod.loose)}"
+            yield NodeFinding(LOOSE, f"pod {pod.ref}", text)
+
+
+def _ledger(facts: Facts) -> Iterator[NodeFinding]:
+    """The bridge's ledger against what runs here."""
+    owners = {owner.index: owner for owner in facts.owners}
+    for entry in facts.book:
+        if entry.uid not in facts.sample.processes:
+            continue
+        wrong = [i for i in entry.gpus if i in owners and owners[i].pod_uid not in ("", entry.uid)]
+        wrong += [i for i in entry.gpus if i in owners and owners[i].kind in ("native", "free")]
+        if wrong:
+            text = f"pod {entry.ref} runs on {named(wrong)}, Slurm says {owners[wrong[0]].kind}"
+            yield NodeFinding(LEDGER, f"pod {entry.ref}", text, gpus=tuple(sorted(set(wrong))))

@@ -1,0 +1,169 @@
+"""What the agent remembers of pods that were given GPUs, until nothing of them is left.
+
+The kubelet forgets a force-deleted pod while its processes live on; the book does not. It is
+written to a file before a device is given, so that neither a restart of the agent nor an Epilog
+that runs without it loses the knowledge. The file lives in /run: after a reboot no process is left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from slurmbridge.log import get_logger
+from slurmbridge.node.device import Gpu
+
+_log = get_logger(__name__)
+
+
+class BookEntry(msgspec.Struct):
+    """One pod with GPUs. gpus: Slurm indices given so far; served: its containers served.
+
+    grants: the device sets given, in order. gone: since when (monotonic) nothing of it was seen.
+    """
+
+    uid: str
+    ref: str
+    job_id: int
+    gpus: set[int] = msgspec.field(default_factory=set)
+    served: set[str] = msgspec.field(default_factory=set)
+    grants: list[frozenset[str]] = msgspec.field(default_factory=list)
+    number: int = 0
+
+
+class NativeJob(msgspec.Struct, frozen=True):
+    """A native job that has passed our Prolog on this node."""
+
+    job_id: int
+    user: str
+    account: str
+    partition: str
+    gpus: tuple[int, ...]
+
+
+class Book:
+    """Pods with GPUs and native jobs on this node.
+
+    Args:
+        path: of the file; its folder must exist.
+
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        self._number = 0
+        self.gpus: tuple[Gpu, ...] = ()
+        self.pods: dict[str, BookEntry] = {}
+        self.native: dict[int, NativeJob] = {}
+        self._load()
+
+    @property
+    def served(self) -> set[tuple[str, str]]:
+        """(pod UID, container) that have been given devices."""
+        return {(e.uid, name) for e in self.pods.values() for name in e.served}
+
+    def give(
+        self,
+        uid: str,
+        ref: str,
+        job_id: int,
+        container: str,
+        grant: Iterable[str],
+        gpus: Iterable[int],
+    ) -> None:
+        """Note that a container is given devices; on disk when this returns.
+
+        Raises:
+            OSError: it cannot be written: the devices must not be given.
+
+        """
+        entry = self.pods.setdefault(uid, BookEntry(uid, ref, job_id))
+        self._number += 1
+        entry.job_id = job_id
+        entry.number = self._number
+        entry.gpus |= set(gpus)
+        entry.served.add(container)
+        entry.grants.append(frozenset(grant))
+        self.save()
+
+    def adopt(self, uid: str, ref: str, job_id: int, gpus: Collection[int]) -> None:
+        """Note a pod that has GPUs without our doing in this run (an agent without its file)."""
+        entry = self.pods.get(uid)
+        if entry is not None and entry.job_id == job_id and set(gpus) <= entry.gpus:
+            return
+        entry = self.pods.setdefault(uid, BookEntry(uid, ref, job_id))
+        entry.job_id = job_id
+        entry.gpus |= set(gpus)
+        self.save()
+
+    def drop(self, uids: Iterable[str]) -> None:
+        """Forget pods of which nothing is left."""
+        dropped = [uid for uid in uids if self.pods.pop(uid, None) is not None]
+        if dropped:
+            self.save()
+
+    def started(self, job: NativeJob) -> None:
+        """Note a native job that may start."""
+        self.native[job.job_id] = job
+        self.save()
+
+    def ended(self, job_id: int) -> None:
+        """Forget a native job."""
+        if self.native.pop(job_id, None) is not None:
+            self.save()
+
+    def newest_with(self, grant: frozenset[str]) -> BookEntry | None:
+        """The pod that was given exactly these devices last."""
+        found = [e for e in self.pods.values() if grant in e.grants]
+        return max(found, key=lambda e: e.number, default=None)
+
+    def save(self) -> None:
+        """Write the file: whole, or not at all."""
+        body = {
+            "version": 1,
+            "gpus": [{"index": g.index, "uuid": g.uuid, "path": g.path} for g in self.gpus],
+            "pods": [
+                {
+                    "uid": e.uid,
+                    "ref": e.ref,
+                    "job_id": e.job_id,
+                    "gpus": sorted(e.gpus),
+                    "served": sorted(e.served),
+                    "grants": [sorted(g) for g in e.grants[-8:]],
+                    "number": e.number,
+                }
+                for e in self.pods.values()
+            ],
+            "native": [msgspec.to_builtins(job) for job in self.native.values()],
+        }
+        part = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        part.write_text(json.dumps(body), encoding="utf-8")
+        part.replace(self._path)
+
+    def _load(self) -> None:
+        try:
+            body: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            _log.warning("book cannot be read; made anew from what is here", error=str(error))
+            return
+        for pod in body.get("pods", ()):
+            entry = BookEntry(
+                uid=pod["uid"],
+                ref=pod["ref"],
+                job_id=pod["job_id"],
+                gpus=set(pod["gpus"]),
+                served=set(pod["served"]),
+                grants=[frozenset(g) for g in pod["grants"]],
+                number=pod["number"],
+            )
+            self.pods[entry.uid] = entry
+            self._number = max(self._number, entry.number)
+        for job in body.get("native", ()):
+            self.native[job["job_id"]] = msgspec.convert(job, NativeJob)

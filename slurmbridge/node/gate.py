@@ -1,0 +1,153 @@
+"""The agent's side of Epilog and Prolog: answers whether GPUs may change their owner.
+
+A unix socket for root, one JSON line each way. The answer's `why` is "" when nothing stands in the
+way. The hooks ask again by themselves, so every answer is short and nothing waits in here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from slurmbridge.log import get_logger
+from slurmbridge.node.book import Book, NativeJob
+from slurmbridge.node.identity import PodFacts
+from slurmbridge.node.look import NodeLook
+from slurmbridge.pool.errors import ParseError, SlurmBridgeError
+from slurmbridge.pool.gres import parse_indices
+
+_log = get_logger(__name__)
+
+MOST_BYTES: Final = 65536
+ANSWER_S: Final = 4.0
+"""Shorter than the hooks wait, so that they hear a reason and not silence."""
+
+
+class Known(Protocol):
+    """The pods of this node by the API server."""
+
+    def known(self) -> Collection[PodFacts]:
+        """All that the watch has brought."""
+
+
+class Gate:
+    """Answers the hooks.
+
+    Args:
+        path: of the socket.
+        look: at the node.
+        book: who was given what.
+        pods: of the API server.
+        alarm: called with (subject, text) when a hook had to drain the node.
+
+    Attributes:
+        held: Slurm job ids whose end is held up now -> why.
+
+    """
+
+    def __init__(
+        self,
+        path: str,
+        look: NodeLook,
+        book: Book,
+        pods: Known,
+        alarm: Callable[[str, str], None],
+    ) -> None:
+        self._path = path
+        self._look = look
+        self._book = book
+        self._pods = pods
+        self._alarm = alarm
+        self._server: asyncio.Server | None = None
+        self.held: dict[int, str] = {}
+        self.counts: dict[str, int] = {}
+
+    async def start(self) -> None:
+        """Listen; a socket that a dead agent has left is replaced."""
+        self._remove()
+        before = os.umask(0o177)
+        try:
+            self._server = await asyncio.start_unix_server(
+                self._serve, path=self._path, limit=MOST_BYTES
+            )
+        finally:
+            os.umask(before)
+
+    def _remove(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            Path(self._path).unlink()
+
+    async def stop(self) -> None:
+        """Stop listening; may be called twice."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+            await server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                question = json.loads(await reader.readline())
+                try:
+                    why = await self._answer(question)
+                except SlurmBridgeError as error:
+                    why = f"not known: {error}"
+                writer.write(json.dumps({"why": why}).encode() + b"\n")
+                await writer.drain()
+        except (TimeoutError, OSError, ValueError, TypeError, KeyError) as error:
+            _log.warning("a hook was not answered", error=f"{type(error).__name__}: {error}")
+        finally:
+            writer.close()
+
+    async def _answer(self, question: dict[str, Any]) -> str:
+        ask, job = str(question["ask"]), question["job"]
+        job_id = int(job["id"])
+        self.counts[ask] = self.counts.get(ask, 0) + 1
+        if ask == "hold":
+            return await self._hold(job_id, {str(uid) for uid in question["uids"]})
+        if ask == "handover":
+            return await self._hand_over(job_id, job)
+        if ask == "ended":
+            self._book.ended(job_id)
+            return ""
+        if ask == "alarm":
+            self._alarm(f"job {job_id}", str(question.get("text", ""))[:500])
+            return ""
+        raise ParseError(ask, "no question of a hook")
+
+    async def _hold(self, job_id: int, uids: set[str]) -> str:
+        uids |= {entry.uid for entry in self._book.pods.values() if entry.job_id == job_id}
+        for pod in self._pods.known():
+            if pod.job_id == job_id:
+                uids.add(pod.uid)
+            elif pod.uid in uids and pod.job_id is not None and not pod.is_over:
+                # Covered anew since (a claim that slurmctld had forgotten): this end frees nothing.
+                uids.discard(pod.uid)
+        why = await self._look.left(uids)
+        if why:
+            if job_id not in self.held:
+                _log.info("end of a claim is held", job=job_id, why=why)
+            self.held[job_id] = why
+        elif self.held.pop(job_id, None) is not None:
+            _log.info("end of a claim is let go", job=job_id)
+        return why
+
+    async def _hand_over(self, job_id: int, job: dict[str, Any]) -> str:
+        gpus = parse_indices(str(job["gpus"]))
+        why = await self._look.busy("", gpus)
+        if not why:
+            self._book.started(
+                NativeJob(
+                    job_id=job_id,
+                    user=str(job.get("user", "")),
+                    account=str(job.get("account", "")),
+                    partition=str(job.get("partition", "")),
+                    gpus=gpus,
+                )
+            )
+        return why

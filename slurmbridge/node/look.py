@@ -1,0 +1,197 @@
+"""One look at the node: cgroups, processes, open device files, the driver, the kubelet.
+
+Blocking parts run in a thread. What could not be asked is said (`is_whole`), never taken for empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from slurmbridge.node import slurm_script as script
+from slurmbridge.node.book import Book
+from slurmbridge.node.device import DeviceMap, named
+from slurmbridge.node.identity import Listed
+from slurmbridge.node.inventory import Inventory, Usage
+from slurmbridge.node.plugin import Lister
+from slurmbridge.pool.errors import PeerUnavailable
+
+VISIBLE: Final = b"NVIDIA_VISIBLE_DEVICES="
+
+
+class GpuUser(msgspec.Struct, frozen=True):
+    """A process that uses a GPU. pod: UID of the pod it runs in, "" for none."""
+
+    pid: int
+    pod: str
+    index: int
+    command: str = ""
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """What was seen. processes: pod UID -> process ids, for every pod with a cgroup.
+
+    began: monotonic seconds before the first question. listing None: the kubelet did not answer.
+    """
+
+    began: float
+    processes: Mapping[str, frozenset[int]] = {}
+    users: tuple[GpuUser, ...] = ()
+    usage: Mapping[str, Usage] = {}
+    listing: tuple[Listed, ...] | None = None
+    faults: tuple[str, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every question was answered."""
+        return not self.faults and self.listing is not None
+
+
+class NodeLook:
+    """Looks at the node.
+
+    Args:
+        conf: as in `slurm_script.DEFAULTS`; cgroup_root and monitors count.
+        devices: the map as it is now.
+        inventory: the driver.
+        lister: the kubelet.
+        book: who was given what.
+        monotonic: seconds of the clock.
+
+    """
+
+    def __init__(
+        self,
+        conf: Mapping[str, Any],
+        devices: Callable[[], DeviceMap],
+        inventory: Inventory,
+        lister: Lister,
+        book: Book,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._conf = {**script.DEFAULTS, **conf}
+        self._devices = devices
+        self._inventory = inventory
+        self._lister = lister
+        self._book = book
+        self._monotonic = monotonic
+        self._lock = asyncio.Lock()
+
+    async def sample(self) -> Sample:
+        """All of it: a few milliseconds, more with many processes."""
+        began = self._monotonic()
+        listing: tuple[Listed, ...] | None = None
+        faults: list[str] = []
+        try:
+            listing = tuple(await self._lister.list())
+        except PeerUnavailable as error:
+            faults.append(str(error))
+        devices = self._devices()
+        async with self._lock:
+            groups, users, usage, fault = await asyncio.to_thread(self._look, devices)
+        if fault:
+            faults.append(fault)
+        return Sample(began, groups, users, usage, listing, tuple(faults))
+
+    async def left(self, uids: Collection[str]) -> str:
+        """What is left of pods here, listed or running; "" when nothing is.
+
+        The kubelet's list counts too: a pod that was admitted has devices there before it has a
+        cgroup. A kubelet that does not answer admits nobody.
+        """
+        if not uids:
+            return ""
+        async with self._lock:
+            why = await asyncio.to_thread(script.left_of_pods, list(uids), self._conf)
+        if why:
+            return why
+        try:
+            listing = await self._lister.list()
+        except PeerUnavailable:
+            return ""
+        for uid in uids:
+            entry = self._book.pods.get(uid)
+            if entry is not None and is_listed(entry.ref, entry.grants, listing):
+                return f"pod {entry.ref} is still admitted by the kubelet"
+        return ""
+
+    async def users(self, indices: Collection[int]) -> list[GpuUser]:
+        """Processes that use GPUs now.
+
+        Raises:
+            PeerUnavailable: the driver cannot be asked.
+
+        """
+        devices = self._devices()
+        async with self._lock:
+            _, users, _, fault = await asyncio.to_thread(self._look, devices)
+        if fault:
+            raise PeerUnavailable("node", "look", fault)
+        return [user for user in users if user.index in indices]
+
+    async def busy(self, uid: str, indices: Collection[int]) -> str:
+        """What other than pod `uid` still uses GPUs; "" when nothing does. Raises as `users`."""
+        wanted = set(indices)
+        others = {e.uid for e in self._book.pods.values() if e.uid != uid and e.gpus & wanted}
+        why = await self.left(others)
+        if why:
+            return why
+        for user in await self.users(wanted):
+            if user.pod != uid:
+                whose = f"of pod {user.pod}" if user.pod else "of no pod"
+                return f"process {user.pid} ({user.command}) {whose} uses {named([user.index])}"
+        return ""
+
+    def _look(
+        self, devices: DeviceMap
+    ) -> tuple[dict[str, frozenset[int]], tuple[GpuUser, ...], dict[str, Usage], str]:
+        folders = script.pod_cgroups(self._conf["cgroup_root"])
+        groups = {uid: frozenset(script.cgroup_processes(f)) for uid, f in folders.items()}
+        pod_of = {pid: uid for uid, pids in groups.items() for pid in pids}
+        found: set[tuple[int, int]] = set()
+        wanted = {}
+        for gpu in devices.gpus:
+            identity = script.file_identity(gpu.path)
+            if identity is not None:
+                wanted[identity] = gpu.index
+        for pid, indices in script.open_devices(pod_of, wanted).items():
+            found |= {(pid, index) for index in indices}
+        usage: dict[str, Usage] = {}
+        fault = ""
+        try:
+            usage = self._inventory.usage()
+        except PeerUnavailable as error:
+            fault = str(error)
+        for uuid, use in usage.items():
+            known = devices.by_uuid.get(uuid)
+            if known is not None:
+                found |= {(pid, known.index) for pid in use.pids}
+        users = []
+        for pid, index in sorted(found):
+            command = script.command_of(pid)
+            # An empty name: it has just ended.
+            if command and command not in self._conf["monitors"]:
+                users.append(GpuUser(pid, pod_of.get(pid, ""), index, command))
+        return groups, tuple(users), usage, fault
+
+
+def is_listed(ref: str, grants: Collection[frozenset[str]], listing: Collection[Listed]) -> bool:
+    """Whether the kubelet lists the pod with any device of its grants."""
+    ids = frozenset().union(*grants) if grants else frozenset()
+    return any(f"{one.namespace}/{one.name}" == ref and (one.all_devices & ids) for one in listing)
+
+
+def visible_devices(pid: int, proc: str = "/proc") -> set[str]:
+    """UUIDs in the environment that a process was started with; empty when not readable."""
+    try:
+        entries = Path(f"{proc}/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return set()
+    found = [
+        e.removeprefix(VISIBLE).decode(errors="replace") for e in entries if e.startswith(VISIBLE)
+    ]
+    return {part for text in found for part in text.split(",") if part}

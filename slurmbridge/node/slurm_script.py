@@ -1,0 +1,502 @@
+"""Slurm's Epilog and Prolog of a pool node: one file, Python's standard library only.
+
+    slurm_script.py epilog      # slurm.conf: Epilog=
+    slurm_script.py prolog      # slurm.conf: Prolog=
+
+Epilog: the end of a claim of ours is held up until nothing of its pod is left on this node. While
+an Epilog runs Slurm gives the node's GPUs of that job to nobody (measured, 22.05.8). Prolog: a
+native job may not have a GPU that a pod still uses; this is the last fence, also for a claim that
+slurmctld has forgotten in a crash.
+
+Both ask the agent over a unix socket. When it does not answer they look for themselves: at the
+cgroups and processes of the pod, and at the file in which the agent has written down who has what.
+Not knowing counts as in use. After `longest_hold_s` the node is drained and the Epilog fails.
+
+Configuration: JSON, path in SLURMBRIDGE_HOOKS, else /etc/slurmbridge/hooks.json; see `DEFAULTS`.
+The agent uses the same functions to look, so that both always see the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import stat
+import subprocess
+import sys
+import syslog
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+DEFAULT_CONF = "/etc/slurmbridge/hooks.json"
+DEFAULTS: dict[str, Any] = {
+    # Where the agent listens, and where it writes down its pods and GPUs.
+    "socket": "/run/slurmbridge/node.sock",
+    "state": "/run/slurmbridge/node.json",
+    # Our cluster id, and the Unix users that the bridge may submit as.
+    "cluster": "",
+    "owner_uids": [0],
+    # Below which folder of a cgroup hierarchy the pods of this node are; "": anywhere.
+    "cgroup_root": "",
+    # Commands that may hold a GPU open without using it.
+    "monitors": ["nvidia-persiste", "nv-hostengine", "dcgm-exporter", "nvidia-smi", "slurmbridge"],
+    "poll_s": 0.1,
+    "longest_hold_s": 900.0,
+    # How long a native job waits for its GPUs, then: "requeue" or "drain".
+    "prolog_wait_s": 8.0,
+    "on_busy": "requeue",
+    "scontrol": "scontrol",
+}
+ASK_S = 5.0
+REASON = "slurmbridge-node"
+"""First word of the drain reason. Not the prefix of drains that the bridge itself ends: this one is
+for a person, since a process is left on a GPU."""
+
+CGROUPS = "/sys/fs/cgroup"
+_COMMENT = re.compile(
+    r"slurmbridge/1 cluster=(?P<cluster>[a-z0-9-]{1,40}) (?P<kind>pod|group)=(?P<uid>[\w.-]{1,128})"
+    r" ref=(?P<ref>[\w./-]{1,520})",
+    re.ASCII,
+)
+_FILLER = re.compile(r"slurmbridge/1 cluster=[a-z0-9-]{1,40} filler=[\w.-]{1,128}", re.ASCII)
+_POD_CGROUP = re.compile(
+    r"(?:^|[/-])pod(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4,12}){4})(?:\.slice)?(?:/|$)"
+)
+_STATIC_POD_CGROUP = re.compile(r"(?:^|[/-])pod(?P<uid>[0-9a-f]{32})(?:\.slice)?(?:/|$)")
+CGROUP_DEPTH = 6
+
+
+# What is on this node: used by the agent too.
+
+
+def pod_of_cgroup(path: str) -> str:
+    """UID of the pod that a cgroup path belongs to; "" when to none.
+
+    Both drivers: `/kubepods/burstable/pod<uid>/<container>` (cgroupfs) and
+    `/kubepods.slice/kubepods-pod<uid with underscores>.slice/...` (systemd).
+    """
+    match = _POD_CGROUP.search(path) or _STATIC_POD_CGROUP.search(path)
+    return match["uid"].replace("_", "-") if match else ""
+
+
+def pod_cgroups(root: str = "", base: str = CGROUPS) -> dict[str, list[str]]:
+    """UID -> folders of the pod's cgroup, over all hierarchies; empty folders count.
+
+    The kubelet makes a pod's cgroup before its first container, and removes it after the last
+    process has ended: an empty folder is a pod that may start something yet.
+
+    Args:
+        root: the kubelet's `cgroupRoot`; "": pods anywhere.
+        base: where the hierarchies are mounted.
+
+    """
+    found: dict[str, list[str]] = {}
+    for hierarchy in _hierarchies(base):
+        top = os.path.join(hierarchy, root.strip("/")) if root.strip("/") else hierarchy
+        for folder in _folders(top, CGROUP_DEPTH):
+            uid = pod_of_cgroup(folder[len(hierarchy) :])
+            if uid:
+                found.setdefault(uid, []).append(folder)
+    return found
+
+
+def _hierarchies(base: str) -> list[str]:
+    if os.path.exists(os.path.join(base, "cgroup.controllers")):
+        return [base]
+    try:
+        with os.scandir(base) as entries:
+            return sorted(e.path for e in entries if e.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
+
+
+def _folders(top: str, depth: int) -> Iterator[str]:
+    """Folders of pods below `top`; what is inside a pod's folder is not looked at."""
+    try:
+        with os.scandir(top) as entries:
+            folders = [e.path for e in entries if e.is_dir(follow_symlinks=False)]
+    except OSError:
+        return
+    for folder in folders:
+        if pod_of_cgroup(os.path.basename(folder)):
+            yield folder
+        elif depth > 1:
+            yield from _folders(folder, depth - 1)
+
+
+def cgroup_processes(folders: Iterable[str]) -> set[int]:
+    """Process ids in cgroup folders and below."""
+    pids: set[int] = set()
+    for top in folders:
+        for folder, _, files in os.walk(top):
+            if "cgroup.procs" in files:
+                try:
+                    with open(os.path.join(folder, "cgroup.procs"), encoding="ascii") as file:
+                        pids.update(int(line) for line in file if line.strip() != "0")
+                except (OSError, ValueError):
+                    continue
+    return pids
+
+
+def all_pids(proc: str = "/proc") -> list[int]:
+    """Every process of this node, threads not counted."""
+    return [int(name) for name in os.listdir(proc) if name.isdigit()]
+
+
+def mounted_pods(proc: str = "/proc") -> dict[str, set[int]]:
+    """UID -> processes whose mount namespace holds a folder of that pod (`pods/<uid>/etc-hosts`).
+
+    Finds a process also when it was moved out of the pod's cgroup. The node's own namespaces hold
+    such mounts too (volumes): they are left out, by the mount point below `/pods/<uid>/`.
+    """
+    found: dict[str, set[int]] = {}
+    known: dict[str, frozenset[str]] = {}
+    for pid in all_pids(proc):
+        try:
+            namespace = os.readlink(f"{proc}/{pid}/ns/mnt")
+            if namespace not in known:
+                with open(f"{proc}/{pid}/mountinfo", encoding="utf-8", errors="replace") as file:
+                    known[namespace] = frozenset(_pods_of_mounts(file))
+        except OSError:
+            continue
+        for uid in known[namespace]:
+            found.setdefault(uid, set()).add(pid)
+    return found
+
+
+_POD_MOUNT = re.compile(r"/pods/([0-9a-f]{8}(?:-[0-9a-f]{4,12}){4})/(?:etc-hosts|containers/)")
+
+
+def _pods_of_mounts(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        fields = line.split(" ", 5)
+        match = _POD_MOUNT.search(fields[3]) if len(fields) > 5 else None
+        if match:
+            yield match[1]
+
+
+def file_identity(path: str) -> tuple[str, int, int] | None:
+    """What a device file is, so that any name of it can be told; None: there is none.
+
+    A character device by its numbers, anything else by its place in the file system.
+    """
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return _identity(found)
+
+
+def _identity(found: os.stat_result) -> tuple[str, int, int]:
+    if stat.S_ISCHR(found.st_mode):
+        return "c", os.major(found.st_rdev), os.minor(found.st_rdev)
+    return "f", found.st_dev, found.st_ino
+
+
+def open_devices(
+    pids: Iterable[int], wanted: Mapping[tuple[str, int, int], int], proc: str = "/proc"
+) -> dict[int, set[int]]:
+    """Process id -> the numbers of those wanted devices that it holds open."""
+    found: dict[int, set[int]] = {}
+    for pid in pids:
+        try:
+            numbers = os.listdir(f"{proc}/{pid}/fd")
+        except OSError:
+            continue
+        for number in numbers:
+            try:
+                device = wanted.get(_identity(os.stat(f"{proc}/{pid}/fd/{number}")))
+            except OSError:
+                continue
+            if device is not None:
+                found.setdefault(pid, set()).add(device)
+    return found
+
+
+def command_of(pid: int, proc: str = "/proc") -> str:
+    """First 15 characters of the command's name; "" when the process is gone."""
+    try:
+        with open(f"{proc}/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def left_of_pods(uids: Iterable[str], conf: Mapping[str, Any]) -> str:
+    """What is left of pods on this node, for people; "" when nothing is."""
+    wanted = set(uids)
+    groups = {u: f for u, f in pod_cgroups(conf["cgroup_root"]).items() if u in wanted}
+    if groups:
+        uid = min(groups)
+        count = len(cgroup_processes(groups[uid]))
+        return f"pod {uid} has a cgroup with {count} processes"
+    for uid, pids in mounted_pods().items():
+        if uid in wanted:
+            return f"pod {uid} has processes outside its cgroup: {_some(pids)}"
+    return ""
+
+
+def users_of(paths: Mapping[int, str], conf: Mapping[str, Any]) -> str:
+    """Which pod's process holds one of these device files open (index -> path); "" when none."""
+    wanted = {}
+    for index, path in paths.items():
+        identity = file_identity(path)
+        if identity is not None:
+            wanted[identity] = index
+    groups = pod_cgroups(conf["cgroup_root"])
+    for uid, folders in groups.items():
+        pids = [p for p in cgroup_processes(folders) if command_of(p) not in conf["monitors"]]
+        for pid, indices in open_devices(pids, wanted).items():
+            return f"process {pid} of pod {uid} holds GPU {_some(indices)} open"
+    return ""
+
+
+def _some(numbers: Iterable[int]) -> str:
+    every = sorted(numbers)
+    return ",".join(map(str, every[:5])) + (",..." if len(every) > 5 else "")
+
+
+# The two scripts.
+
+
+def read_conf() -> dict[str, Any]:
+    """The configuration; faults in it are said and the defaults used: a hook must not fail open."""
+    path = os.environ.get("SLURMBRIDGE_HOOKS", DEFAULT_CONF)
+    conf = dict(DEFAULTS)
+    try:
+        with open(path, encoding="utf-8") as file:
+            conf.update(json.load(file))
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        say(f"{path} cannot be read, defaults are used: {error}", syslog.LOG_ERR)
+    return conf
+
+
+def say(text: str, level: int = syslog.LOG_WARNING) -> None:
+    """One line to syslog and to slurmd's log."""
+    line = f"job {os.environ.get('SLURM_JOB_ID', '?')}: {text}"
+    with contextlib.suppress(OSError):
+        syslog.openlog("slurmbridge-hook")
+        syslog.syslog(level, line)
+    print(f"slurmbridge: {line}", file=sys.stderr, flush=True)
+
+
+def ask_agent(question: Mapping[str, Any], conf: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The agent's answer to one question (JSON lines both ways); None: it gave none in time."""
+    try:
+        with socket.socket(socket.AF_UNIX) as link:
+            link.settimeout(ASK_S)
+            link.connect(conf["socket"])
+            link.sendall(json.dumps(question).encode() + b"\n")
+            got = b""
+            while not got.endswith(b"\n"):
+                part = link.recv(65536)
+                if not part:
+                    return None
+                got += part
+        answer = json.loads(got)
+    except (OSError, ValueError):
+        return None
+    return answer if isinstance(answer, dict) and isinstance(answer.get("why"), str) else None
+
+
+def read_state(conf: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the agent has written down last; None: nothing that can be read."""
+    try:
+        with open(conf["state"], encoding="utf-8") as file:
+            state = json.load(file)
+    except (OSError, ValueError):
+        return None
+    return state if isinstance(state, dict) and state.get("version") == 1 else None
+
+
+def claimed_pods(job: Mapping[str, str], conf: Mapping[str, Any]) -> set[str] | None:
+    """UIDs of the pods that this job covers on this node, by comment and the agent's file.
+
+    None: the job is a claim, but whose cannot be said; an empty set: it is not a claim.
+    """
+    state = read_state(conf)
+    noted = {
+        str(pod["uid"])
+        for pod in (state or {}).get("pods", [])
+        if str(pod.get("job_id")) == job["id"]
+    }
+    comment = job["comment"]
+    if _FILLER.fullmatch(comment):
+        return set()
+    match = _COMMENT.fullmatch(comment)
+    if match is None:
+        # After a crash of slurmctld the comment may be empty (22.05.8).
+        return noted if not comment else set()
+    if conf["cluster"] not in ("", match["cluster"]) or job["uid"] not in map(
+        str, conf["owner_uids"]
+    ):
+        return set()
+    if match["kind"] == "pod":
+        return noted | {match["uid"]}
+    return noted if state is not None else None
+
+
+def this_job() -> dict[str, str]:
+    """What slurmd tells of the job."""
+    env = os.environ
+    return {
+        "id": env.get("SLURM_JOB_ID", ""),
+        "comment": env.get("SLURM_JOB_COMMENT", ""),
+        "uid": env.get("SLURM_JOB_UID", ""),
+        "user": env.get("SLURM_JOB_USER", ""),
+        "account": env.get("SLURM_JOB_ACCOUNT", ""),
+        "partition": env.get("SLURM_JOB_PARTITION", ""),
+        "gpus": env.get("SLURM_JOB_GPUS", ""),
+        "node": env.get("SLURMD_NODENAME", ""),
+    }
+
+
+def epilog(conf: Mapping[str, Any]) -> int:
+    """Hold the end of a claim; 0: nothing is left, 1: the node was drained."""
+    job = this_job()
+    uids = claimed_pods(job, conf)
+    if uids is not None and not uids:
+        # A native job: the agent may forget it. Nobody waits for that.
+        ask_agent({"ask": "ended", "job": job}, conf)
+        return 0
+    began = time.monotonic()
+    said = ""
+    while True:
+        answer = ask_agent({"ask": "hold", "job": job, "uids": sorted(uids or ())}, conf)
+        if answer is not None:
+            why = answer["why"]
+        else:
+            uids = claimed_pods(job, conf)
+            why = "nobody can say which pods this claim covers" if uids is None else ""
+            why = why or left_of_pods(uids or (), conf)
+        if not why:
+            return 0
+        held = time.monotonic() - began
+        if held > conf["longest_hold_s"]:
+            drain(job, f"claim {job['id']} held {held:.0f} s: {why}", conf)
+            return 1
+        if why != said:
+            said = why
+            say(f"held: {why}", syslog.LOG_INFO)
+        time.sleep(conf["poll_s"])
+
+
+def prolog(conf: Mapping[str, Any]) -> int:
+    """Refuse GPUs that a pod uses; 0: the job may start (or was requeued), 1: node drained."""
+    job = this_job()
+    if not job["gpus"] or _COMMENT.fullmatch(job["comment"]) or _FILLER.fullmatch(job["comment"]):
+        return 0
+    deadline = time.monotonic() + conf["prolog_wait_s"]
+    while True:
+        answer = ask_agent({"ask": "handover", "job": job}, conf)
+        why = answer["why"] if answer is not None else busy_by_look(job["gpus"], conf)
+        if not why:
+            return 0
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(conf["poll_s"])
+    say(f"its GPUs {job['gpus']} are in use: {why}", syslog.LOG_ERR)
+    if conf["on_busy"] == "requeue" and requeue(job, conf):
+        return 0
+    drain(job, f"GPU {job['gpus']} given to job {job['id']}: {why}", conf)
+    return 1
+
+
+def busy_by_look(gpus: str, conf: Mapping[str, Any]) -> str:
+    """Why GPUs (`0,2-3`) cannot be handed over, without the agent; "" when they can."""
+    wanted = expand(gpus)
+    groups = pod_cgroups(conf["cgroup_root"])
+    state = read_state(conf)
+    if state is None:
+        return f"no agent, and {len(groups)} pods are here" if groups else ""
+    known = set()
+    for pod in state.get("pods", []):
+        known.add(pod["uid"])
+        if wanted & set(pod.get("gpus", ())) and pod["uid"] in groups:
+            return f"pod {pod['uid']} has GPU {_some(wanted & set(pod['gpus']))}"
+    paths = {g["index"]: g["path"] for g in state.get("gpus", []) if g["index"] in wanted}
+    return users_of(paths, conf)
+
+
+def expand(text: str) -> set[int]:
+    """`0,2-3` -> {0, 2, 3}; what cannot be read is left out."""
+    found = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit() and (last or first).isdigit():
+            found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def scontrol(conf: Mapping[str, Any], *argv: str) -> str | None:
+    """Output of scontrol; None when it failed."""
+    try:
+        done = subprocess.run(
+            [conf["scontrol"], *argv],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        say(f"scontrol {argv[0]}: {error}", syslog.LOG_ERR)
+        return None
+    if done.returncode != 0:
+        say(f"scontrol {argv[0]}: {done.stderr.strip()[:200]}", syslog.LOG_ERR)
+        return None
+    return done.stdout
+
+
+def drain(job: Mapping[str, str], why: str, conf: Mapping[str, Any]) -> None:
+    """Drain this node with our reason, and say so loudly."""
+    say(f"ALARM, node drained: {why}", syslog.LOG_ALERT)
+    reason = f"{REASON}: {why}"[:250]
+    scontrol(conf, "update", f"NodeName={job['node']}", "State=DRAIN", f"Reason={reason}")
+    ask_agent({"ask": "alarm", "job": job, "text": why}, conf)
+
+
+def requeue(job: Mapping[str, str], conf: Mapping[str, Any]) -> bool:
+    """Requeue the job from inside its Prolog; whether slurmctld has taken it back.
+
+    A failing Prolog would drain the node. slurmd looks once more at the job after its Prolog, and
+    does not start one that was taken back meanwhile: so wait until it was.
+    """
+    if scontrol(conf, "requeue", job["id"]) is None:
+        return False
+    deadline = time.monotonic() + 10.0
+    while time.monotonic() < deadline:
+        shown = scontrol(conf, "show", "job", "-o", job["id"])
+        if shown is not None and "JobState=RUNNING" not in shown:
+            # The order to end it reaches slurmd right after slurmctld's own change.
+            time.sleep(1.0)
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def main_epilog() -> int:
+    """Entry point `slurmbridge-epilog`."""
+    return epilog(read_conf())
+
+
+def main_prolog() -> int:
+    """Entry point `slurmbridge-prolog`."""
+    return prolog(read_conf())
+
+
+def main(argv: list[str]) -> int:
+    """Run as a file."""
+    if argv[1:] not in (["epilog"], ["prolog"]):
+        print("usage: slurm_script.py epilog|prolog", file=sys.stderr)
+        return 2
+    return main_epilog() if argv[1] == "epilog" else main_prolog()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
