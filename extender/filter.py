@@ -69,6 +69,8 @@ class Situation(msgspec.Struct, frozen=True, eq=False):
     now: Unix seconds by the clock of the bridge, so that plans are not moved by a clock of ours.
     known: names that are or were nodes of the pool.
     pinned: node where this process has got a claim for the pod, "" for none.
+    is_led: a leading bridge streams to us: it will wake whomever we refuse, so that a pod may be
+        refused for the age of the view too. Without it only an error brings the pod back.
     topology: int32[N] for `rank`, how little a pod breaks above its node; None: not known.
     """
 
@@ -78,6 +80,7 @@ class Situation(msgspec.Struct, frozen=True, eq=False):
     now: float
     known: Container[str]
     pinned: str = ""
+    is_led: bool = False
     topology: Ints | None = None
 
 
@@ -120,7 +123,9 @@ def choose(pod: PodRecord, names: Sequence[str], there: Situation) -> Answer:
     if index is None:
         return _blind(names)
     if there.freshness is Freshness.BLIND:
-        return _blind(names) if any(name in there.known for name in names) else UNTOUCHED
+        if not any(name in there.known for name in names):
+            return UNTOUCHED
+        return _refuse(names, Reason.SLURM_SILENT) if there.is_led else _blind(names)
     rows = index.rows(names, len(names))
     is_pool = rows >= 0
     ours = np.flatnonzero(is_pool)
@@ -144,7 +149,11 @@ def choose(pod: PodRecord, names: Sequence[str], there: Situation) -> Answer:
     codes = judge(ask, pod.uid, index, rows, there.now, horizon_minutes=horizon)
     fits = np.flatnonzero(codes == PASSES)
     if len(fits) and there.freshness is not Freshness.FRESH:
-        return Answer(error=Reason.STALE.text, reasons={Reason.STALE: len(fits)})
+        if not there.is_led:
+            return Answer(error=Reason.STALE.text, reasons={Reason.STALE: len(fits)})
+        if len(others):
+            return Answer(passed=others.tolist(), reasons={Reason.SLURM_SILENT: len(fits)})
+        return _refuse(names, Reason.SLURM_SILENT)
     counts = np.bincount(codes, minlength=len(REASONS)).tolist()
     reasons = {r: n for r, n in zip(REASONS, counts, strict=True) if r is not None and n}
     if not len(fits) and not len(others):

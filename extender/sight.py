@@ -35,6 +35,10 @@ class Source(Protocol):
     def policy(self) -> Policy | None:
         """The newest policy, None before the first."""
 
+    @property
+    def leader(self) -> str:
+        """Address of the bridge that leads and streams to us; "" while there is none."""
+
     def age_s(self) -> float | None:
         """Age of `view` now: seconds since its `as_of`; None: there is no view."""
 
@@ -82,6 +86,7 @@ class Sight:
             now=index.view.as_of + (age_s or 0.0),
             known=self._known,
             pinned=self._inflight.home_of(uid),
+            is_led=bool(self._source.leader),
         )
 
     def index(self) -> ViewIndex | None:

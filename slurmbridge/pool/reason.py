@@ -37,6 +37,7 @@ class Reason(StrEnum):
     DURATION = "duration"
     STALE = "stale"
     BLIND = "blind"
+    SLURM_SILENT = "slurm_silent"
 
     @property
     def text(self) -> str:
@@ -76,6 +77,7 @@ ABOUT: Final[Mapping[Reason, About]] = {
     Reason.DURATION: About("slurmbridge: duration is longer than allowed"),
     Reason.STALE: About("slurmbridge: state of the pool is too old, trying again"),
     Reason.BLIND: About("slurmbridge: state of the pool is not known, trying again"),
+    Reason.SLURM_SILENT: About("slurmbridge: Slurm does not answer"),
 }
 
 PASSES: Final = 0

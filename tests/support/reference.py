@@ -304,6 +304,7 @@ class _NoLink:
 
     view = None
     policy = None
+    leader = ""
 
     def age_s(self) -> float | None:
         return None

@@ -137,6 +137,15 @@ class TestNotKnowing:
         assert Reason.BLIND.text == choose(pod(), ["x", "gone"], blind).error
         assert choose(pod(), ["x", "y"], blind).all
 
+    def test_while_a_bridge_leads_a_pod_waits_for_its_word_instead_of_coming_again(self):
+        for freshness in (STALE, BLIND):
+            led = msgspec.structs.replace(there(*POOL, freshness=freshness), is_led=True)
+            answer = choose(pod(), NAMES, led)
+            assert "" == answer.error
+            assert dict.fromkeys(NAMES, Reason.SLURM_SILENT.text) == answer.refused
+        stale = msgspec.structs.replace(there(*POOL, freshness=STALE), is_led=True)
+        assert ["x"] == passed(choose(pod(), ["a", "x"], stale), ["a", "x"])
+
     def test_blind_does_not_believe_an_old_claim_either(self):
         blind = there(*POOL, freshness=BLIND, held=[("p1", "a", 5)])
         assert Reason.BLIND.text == choose(pod(), NAMES, blind).error

@@ -12,7 +12,7 @@ class FixedLink:
     """A link that says what the test wants."""
 
     def __init__(self, view=None, age=0.5):
-        self.view, self.policy, self.age = view, Policy("c1"), age
+        self.view, self.policy, self.age, self.leader = view, Policy("c1"), age, ""
 
     def age_s(self):
         return None if self.view is None else self.age
