@@ -138,7 +138,7 @@ def test_slurmctld_away_running_pods_stay_and_the_rest_of_kubernetes_goes_on(
     assert len(bound(pool, "old")) == 5
     assert not any(p["metadata"].get("deletionTimestamp") for p in bound(pool, "old"))
     pool.slurm.start_slurmctld()
-    wait_for("all is well again", lambda: is_bound(pool, "waits"), 12)
+    wait_for("all is well again", lambda: is_bound(pool, "waits"), 10)
     wait_for("claims and pods match", lambda: settled(pool), 10)
     assert len(bound(pool, "old")) == 5
 
