@@ -279,18 +279,27 @@ class FaultProxy:
                 await answer.read()
                 request.transport.abort()
                 return web.Response()
-            kept = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP}
-            reply = web.StreamResponse(status=answer.status, headers=kept)
-            await reply.prepare(request)
-            if isinstance(fault, Cut | Insert | Silence):
-                await self._spoil(request, reply, answer, fault)
-            else:
-                async for chunk in answer.content.iter_any():
-                    await self._open.wait()
-                    await reply.write(chunk)
-            if request.transport is not None and not request.transport.is_closing():
-                await reply.write_eof()
-            return reply
+            try:
+                return await self._relay(request, answer, fault)
+            finally:
+                if answer.connection is not None and answer.connection.transport is not None:
+                    answer.connection.transport.abort()  # left unread
+
+    async def _relay(
+        self, request: web.Request, answer: aiohttp.ClientResponse, fault: Fault | None
+    ) -> web.StreamResponse:
+        kept = {k: v for k, v in answer.headers.items() if k.lower() not in _HOP}
+        reply = web.StreamResponse(status=answer.status, headers=kept)
+        await reply.prepare(request)
+        if isinstance(fault, Cut | Insert | Silence):
+            await self._spoil(request, reply, answer, fault)
+        else:
+            async for chunk in answer.content.iter_any():
+                await self._open.wait()
+                await reply.write(chunk)
+        if request.transport is not None and not request.transport.is_closing():
+            await reply.write_eof()
+        return reply
 
     async def _spoil(
         self,
