@@ -72,6 +72,21 @@ class Extend(Action, frozen=True):
     minutes: int
 
 
+class Lift(Action, frozen=True):
+    """Nominate a node for a pod, then take its gate off and annotate it, in one write -> Lifted.
+
+    gate "": it has none any more, it is only nominated and annotated.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    kube_node: str
+    gate: str
+    annotations: Mapping[str, str | None]
+    cause: str = ""
+
+
 class Evict(Action, frozen=True):
     """Evict a pod, with its own grace -> Evicted."""
 

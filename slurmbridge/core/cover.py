@@ -136,8 +136,7 @@ def check(state: State, entry: Entry) -> None:
             settle.take_job(state, entry, job)
             return
         if entry.cover_gpus_known or not is_running(job) or entry.slurm_node not in job.nodes:
-            why = "it does not cover the pod's GPUs"
-            release.end(state, state.claim_id(entry.uid), job.id, why)
+            release.end_job(state, entry.uid, job, "it does not cover the pod's GPUs")
         else:
             doubtful = doubtful or job
     if doubtful is None:
@@ -164,13 +163,13 @@ def on_covered(state: State, event: Covered) -> None:
     if entry is not None and entry.job_id == claim.job_id:
         return
     if entry is None or entry.job_id or not entry.is_uncovered:
-        release.end(state, claim.id, claim.job_id, "the pod needs it not", claim.slurm_node)
+        release.end_claim(state, claim, "the pod needs it not")
         return
     if is_outdated(state, claim):
         on_cover_failed(state, entry)
         return
     if entry.gpus.indices is None and others_on(state, entry, claim.gpus):
-        release.end(state, claim.id, claim.job_id, "another pod has its GPUs", claim.slurm_node)
+        release.end_claim(state, claim, "another pod has its GPUs")
         if entry.phase is Phase.COVERING:
             _fail(state, entry, "the GPUs that Slurm gave are another pod's")
         return

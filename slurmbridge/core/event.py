@@ -154,6 +154,12 @@ class Extended(Event, frozen=True):
     ends: float
 
 
+class Lifted(Event, frozen=True):
+    """A pod's gate is off, and its node is nominated (or the pod is gone)."""
+
+    uid: str
+
+
 class Evicted(Event, frozen=True):
     """The API server has taken a pod's eviction (its grace period runs)."""
 
@@ -163,7 +169,7 @@ class Evicted(Event, frozen=True):
 class ActionFailed(Event, frozen=True):
     """An action got no clear answer; the machine will try again by itself.
 
-    what: name of the action (`End`, `Extend`, `LookJob`, `LookPod`, `Evict`, `Cover`).
+    what: name of the action (`End`, `Extend`, `LookJob`, `LookPod`, `Evict`, `Cover`, `Lift`).
     """
 
     what: str

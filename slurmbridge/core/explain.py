@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from slurmbridge.core import publish
+from slurmbridge.core import lift, publish
 from slurmbridge.core.state import Entry, Phase, State
 from slurmbridge.pool import keys
 from slurmbridge.pool.gres import format_indices
@@ -161,7 +161,7 @@ def _claim(entry: Entry | None) -> dict[str, Any] | None:
 
 
 def _why_waiting(state: State, pod: PodRecord, entry: Entry | None) -> dict[str, Any]:
-    if pod.gates:
+    if pod.gates and not lift.is_gated(pod):
         return {"text": f"behind the scheduling gate {', '.join(pod.gates)}", "nodes": {}}
     if state.is_stale:
         return {"text": f"Slurm is not readable: {state.poll_failed or 'no answer'}", "nodes": {}}
@@ -194,7 +194,8 @@ def _why_waiting(state: State, pod: PodRecord, entry: Entry | None) -> dict[str,
     }
     fits = len(classes.get("fits", []))
     text = (
-        f"fits on {fits} nodes in Slurm; kube-scheduler has not bound it yet"
+        f"fits on {fits} nodes in Slurm; "
+        + ("its claim is being made" if pod.gates else "kube-scheduler has not bound it yet")
         if fits
         else f"fits on none of {len(index)} nodes"
     )

@@ -162,7 +162,7 @@ def on_allocated(state: State, event: Allocated) -> None:
         # Nobody waits for it any more (the pod went away, or has another): the sweep would find
         # it, but giving it back now is quicker.
         why = "its pod is gone" if entry is None else "the pod has another claim"
-        release.end(state, claim.id, claim.job_id, why, claim.slurm_node, claim.gpus)
+        release.end_claim(state, claim, why)
         return
     if is_outdated(state, claim):
         if entry.phase is Phase.ASKING:

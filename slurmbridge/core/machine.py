@@ -11,7 +11,18 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from slurmbridge.core import audit, cover, evict, grant, pods, publish, release, wake
+from slurmbridge.core import (
+    audit,
+    cover,
+    evict,
+    grant,
+    lift,
+    planned,
+    pods,
+    publish,
+    release,
+    wake,
+)
 from slurmbridge.core import event as ev
 from slurmbridge.core.action import Action
 from slurmbridge.core.mapping import map_names
@@ -55,6 +66,7 @@ class Machine:
         _HANDLERS[type(event)](state, event)
         if state.audited:
             cover.after_event(state)
+            planned.after_event(state)
         out, state.out = state.out, []
         return out
 
@@ -71,6 +83,7 @@ class Machine:
     def reload(self, settings: Settings) -> None:
         """Take a new configuration; every node is looked at again."""
         self.state.settings = settings
+        self.state.waiting.consider |= {*self.state.waiting.of, *self.state.waiting.faults}
         _map(self.state)
         _touch_all(self.state)
 
@@ -121,6 +134,13 @@ def _on_poll_failed(state: State, event: ev.PollFailed) -> None:
     state.poll_failed = event.text
 
 
+def _on_allocate_refused(state: State, event: ev.AllocateRefused) -> None:
+    entry = state.book.get(event.uid)
+    if entry is not None and entry.phase in (Phase.ASKING, Phase.DOUBT):
+        planned.on_refused(state, entry, event.reason)
+    grant.on_allocate_refused(state, event)
+
+
 def _on_pods_listed(state: State, event: ev.PodsListed) -> None:
     pods.listed(state, event.pods)
     audit.after_reading(state)
@@ -146,6 +166,7 @@ def _on_node_changed(state: State, event: ev.NodeChanged) -> None:
     old = state.kube_nodes.get(event.node.name)
     state.kube_nodes[event.node.name] = event.node
     if old is None or _matters(old) != _matters(event.node):
+        state.waiting.grew = True
         _map(state)
         state.touch(state.slurm_of.get(event.node.name, ""))
         if event.node.ready and (old is None or not old.ready):
@@ -153,7 +174,7 @@ def _on_node_changed(state: State, event: ev.NodeChanged) -> None:
 
 
 def _matters(node: KubeNode) -> tuple[object, ...]:
-    return (node.gpus, node.labels, node.ready, node.uid)
+    return (node.gpus, node.labels, node.ready, node.uid, node.unschedulable)
 
 
 def _on_node_gone(state: State, event: ev.NodeGone) -> None:
@@ -222,6 +243,7 @@ def _on_ticked(state: State, _event: ev.Ticked) -> None:
         return
     grant.tick(state)
     release.tick(state)
+    planned.tick(state)
     cover.tick(state)
     evict.run(state)
     wake.run(state)
@@ -242,7 +264,7 @@ _HANDLERS: dict[type[ev.Event], Callable[[State, Any], None]] = {
     ev.UnboundReleased: grant.on_unbound_released,
     ev.PodLooked: pods.on_looked,
     ev.Allocated: grant.on_allocated,
-    ev.AllocateRefused: grant.on_allocate_refused,
+    ev.AllocateRefused: _on_allocate_refused,
     ev.AllocateUnknown: grant.on_allocate_unknown,
     ev.Queued: grant.on_queued,
     ev.JobLooked: audit.on_job_looked,
@@ -251,6 +273,7 @@ _HANDLERS: dict[type[ev.Event], Callable[[State, Any], None]] = {
     ev.Ended: release.on_ended,
     ev.Extended: audit.on_extended,
     ev.Evicted: evict.on_evicted,
+    ev.Lifted: lift.on_lifted,
     ev.ActionFailed: _on_action_failed,
     ev.BreakerAnswered: evict.on_breaker_answered,
     ev.Ticked: _on_ticked,

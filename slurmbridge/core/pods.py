@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurmbridge.core import grant, release, settle, sweep
+from slurmbridge.core import grant, planned, release, settle, sweep
 from slurmbridge.core.event import PodGone, PodLooked
 from slurmbridge.core.state import Gone, Phase, State
 from slurmbridge.pool.record import PodRecord
@@ -26,6 +26,7 @@ def see(state: State, pod: PodRecord) -> None:
     entry = state.book.get(pod.uid)
     if pod.node:
         state.wake_after.pop(pod.uid, None)
+        state.waiting.forget(pod.uid)
         state.loose.add(pod.uid)
         if entry is None:
             return
@@ -41,6 +42,8 @@ def see(state: State, pod: PodRecord) -> None:
         and pod.deleting_since is not None
     ):
         release.end_entry(state, entry, "the pod is being deleted")
+    else:
+        planned.on_pod(state, pod, known)
 
 
 def _is_older(pod: PodRecord, known: PodRecord) -> bool:
@@ -77,6 +80,7 @@ def vanish(state: State, pod: PodRecord, *, may_run: bool) -> None:
     state.gone[pod.uid] = Gone(state.now, may_run)
     state.pods.pop(pod.uid, None)
     state.wake_after.pop(pod.uid, None)
+    state.waiting.forget(pod.uid)
     entry = state.book.get(pod.uid)
     if entry is not None and entry.phase is not Phase.LINGERING:
         release.on_pod_vanished(state, entry, pod, may_run=may_run)
@@ -96,6 +100,8 @@ def on_looked(state: State, event: PodLooked) -> None:
         return
     elif entry.phase is Phase.ASKING:
         grant.on_pod_looked(state, entry, pod)
+    elif pod is not None and entry.phase is Phase.HELD and planned.keeps(state, entry, pod):
+        entry.pod_looking = None
     elif entry.phase in (Phase.HELD, Phase.QUEUED):
         release.on_hold_looked(state, entry, pod)
 

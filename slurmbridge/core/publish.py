@@ -35,7 +35,9 @@ def refresh(state: State) -> None:
             )
         if kube_name := state.kube_of.get(slurm_node, ""):
             view = _view_of(state, kube_name, slurm_node, node)
-            if state.views.get(kube_name) != view:
+            old = state.views.get(kube_name)
+            if old != view:
+                state.waiting.grew = state.waiting.grew or _has_grown(old, view)
                 state.views[kube_name] = view
                 state.view_changed = True
     state.dirty.clear()
@@ -61,6 +63,19 @@ def _view_of(state: State, kube_name: str, slurm_node: str, node: SlurmNode | No
         claimed=len(ledger.in_state(GpuState.CLAIM)),
         plan_start=plan_start(slurm_node, state.starts, state.alone, state.now),
         windows=state.windows.get(slurm_node, ()),
+    )
+
+
+def _has_grown(old: NodeView | None, new: NodeView) -> bool:
+    """Whether a pod may fit on a node now that did not before."""
+    return (
+        old is None
+        or new.free_total > old.free_total
+        or new.cpus_free > old.cpus_free
+        or new.memory_free_mib > old.memory_free_mib
+        or new.native_jobs < old.native_jobs
+        or (new.blocked, new.agent) != (old.blocked, old.agent)
+        or (new.plan_start, new.windows) != (old.plan_start, old.windows)
     )
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from slurmbridge.core.action import End, LookPod, Tell
 from slurmbridge.core.event import Ended
+from slurmbridge.core.evidence import is_outdated
 from slurmbridge.core.state import NO_GPUS, Ending, Entry, Phase, State, is_live
-from slurmbridge.pool.claim import ClaimId
-from slurmbridge.pool.record import GpuUse, PodRecord
+from slurmbridge.pool.claim import Claim, ClaimId
+from slurmbridge.pool.record import GpuUse, PodRecord, SlurmJob
 
 LOOK_AGAIN_S = 10.0
 
@@ -29,6 +30,22 @@ def end(
     state.orphans.pop(job_id, None)
     state.out.append(End(claim_id, job_id, why))
     state.touch(slurm_node)
+
+
+def end_claim(state: State, claim: Claim, why: str) -> None:
+    """Give back a claim that Slurm has just granted and nobody needs."""
+    if is_outdated(state, claim):
+        return
+    other = state.by_job.get(claim.job_id)
+    if other is not None and other != claim.id.uid:
+        del state.by_job[claim.job_id]
+        state.robbed.add(other)
+    end(state, claim.id, claim.job_id, why, claim.slurm_node, claim.gpus)
+
+
+def end_job(state: State, uid: str, job: SlurmJob, why: str) -> None:
+    """Give back a claim that a reading shows."""
+    end(state, state.claim_id(uid), job.id, why, job.nodes[0] if job.nodes else "")
 
 
 def end_entry(state: State, entry: Entry, why: str) -> None:
@@ -61,10 +78,20 @@ def settle_endings(state: State) -> None:
         if job is None or not is_mine or not (is_live(job) or job.state.holds_resources):
             del state.ending[ending.job_id]
             state.touch(ending.slurm_node)
-        elif is_live(job) and state.now - ending.asked > state.settings.end_retry_s:
+        elif (
+            is_live(job)
+            and state.now - ending.asked > state.settings.end_retry_s
+            and not _may_be_new(state, ending)
+        ):
             # Not taken, or undone: a cancelled claim can come back with a restarted slurmctld.
             ending.asked = state.now
             state.out.append(End(ending.claim_id, ending.job_id, ending.why))
+
+
+def _may_be_new(state: State, ending: Ending) -> bool:
+    """Whether the pod is being given another claim, which may have got the same id."""
+    entry = state.book.get(ending.claim_id.uid)
+    return entry is not None and entry.phase in (Phase.ASKING, Phase.DOUBT, Phase.COVERING)
 
 
 def on_pod_over(state: State, pod: PodRecord) -> None:

@@ -46,6 +46,7 @@ class Settings(msgspec.Struct, frozen=True):
     asked about a claim without a pod after this. answer_s: an action that was not answered for
     this long counts as failed.
     renew_share: a rolling claim is renewed when less than this share of its minutes is left.
+    planned_at_once: so many claims of the planned way are asked of Slurm at a time.
     """
 
     policy: Policy
@@ -61,6 +62,7 @@ class Settings(msgspec.Struct, frozen=True):
     answer_s: float = 60.0
     renew_share: float = 0.5
     node_annotation_s: float = 15.0
+    planned_at_once: int = 32
     slurm_node_label: str = ""
     names: tuple[tuple[str, str], ...] = ()
     selector: tuple[tuple[str, str], ...] = ()

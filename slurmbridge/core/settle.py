@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurmbridge.core import answer, evict, release, wake
+from slurmbridge.core import answer, evict, lift, release
 from slurmbridge.core.action import AnnotatePod
 from slurmbridge.core.evidence import live_claims, use_of, written_claim
 from slurmbridge.core.state import Entry, Phase, State
@@ -38,7 +38,7 @@ def take(state: State, entry: Entry, claim: Claim) -> None:
         for op in waiters:
             answer.yes(state, op, entry)
         if not waiters and entry.phase is Phase.HELD:
-            wake.one(state, entry.uid)
+            lift.on_held(state, entry)
         return
     for op in waiters:
         answer.no(state, op, "ending", "the pod needs no claim any more")

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from slurmbridge.core.action import Action, Reply
 from slurmbridge.core.settings import Settings
+from slurmbridge.core.waiting import Waiting
 from slurmbridge.pool.claim import Claim, ClaimId, ClaimRequest, claim_of
 from slurmbridge.pool.index import ViewIndex
 from slurmbridge.pool.ledger import Charge, NodeLedger
@@ -64,6 +65,8 @@ class Entry:
     pod_looking: a look at the pod is under way since then. asked_at: a Cover is under way since
     then. cover_since: when the first of them was asked. cover_gpus_known: the GPUs to cover are
     those of a claim that we had, not only what the pod's annotations say.
+    planned: claimed before kube-scheduler has seen the pod. lift_at: its gate is being taken off
+    since then.
     """
 
     uid: str
@@ -93,6 +96,8 @@ class Entry:
     why: str = ""
     stray: bool = False
     cause: str = ""
+    planned: bool = False
+    lift_at: float | None = None
 
     def move(self, phase: Phase, now: float) -> None:
         """Go to another phase."""
@@ -194,6 +199,7 @@ class State:
     annotated: dict[str, str] = field(default_factory=dict)
     annotated_at: float = 0.0
     told: dict[tuple[str, str], float] = field(default_factory=dict)
+    waiting: Waiting = field(default_factory=Waiting)
     pruned_at: float = 0.0
     out: list[Action] = field(default_factory=list)
 
@@ -255,6 +261,8 @@ class State:
         """Take an entry out of the book. Nobody who waits for it is left without an answer."""
         self.book.pop(entry.uid, None)
         self.loose.add(entry.uid)
+        if entry.planned:
+            self.waiting.consider.add(entry.uid)
         on_node = self.by_node.get(entry.slurm_node, {})
         on_node.pop(entry.uid, None)
         if not on_node:

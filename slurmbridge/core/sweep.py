@@ -80,7 +80,7 @@ def _end_extras(state: State, entry: Entry, jobs: list[SlurmJob]) -> None:
             if not entry.job_id:
                 settle.take_job(state, entry, job)
             continue  # it holds what the pod still uses
-        release.end(state, state.claim_id(entry.uid), job.id, "the pod has another claim")
+        release.end_job(state, entry.uid, job, "the pod has another claim")
 
 
 def _adopt(state: State, pod: PodRecord, doubted: Entry | None, jobs: list[SlurmJob]) -> None:
@@ -89,7 +89,7 @@ def _adopt(state: State, pod: PodRecord, doubted: Entry | None, jobs: list[Slurm
         if doubted is not None:
             state.drop(doubted)
         for each in jobs:
-            release.end(state, state.claim_id(pod.uid), each.id, "its pod is over")
+            release.end_job(state, pod.uid, each, "its pod is over")
         return
     if any(j.state.base != "PENDING" and (j.gpus is None or not j.nodes) for j in jobs):
         return  # not read in full yet: the next reading tells
@@ -100,7 +100,7 @@ def _adopt(state: State, pod: PodRecord, doubted: Entry | None, jobs: list[Slurm
         job = next((j for j in jobs if _kube_node(state, j) or not is_running(j)), None)
     if job is None:
         for other in jobs:
-            release.end(state, state.claim_id(pod.uid), other.id, "its pod is elsewhere")
+            release.end_job(state, pod.uid, other, "its pod is elsewhere")
         return
     _take_over(state, pod, doubted, job)
 
@@ -154,8 +154,7 @@ def _take_over(state: State, pod: PodRecord, doubted: Entry | None, job: SlurmJo
     if not pod.node and use is not None and others_on(state, entry, use):
         if doubted is not None:
             state.drop(doubted)
-        why = "another pod may still use its GPUs"
-        release.end(state, state.claim_id(pod.uid), job.id, why, slurm_node, use)
+        release.end_job(state, pod.uid, job, "another pod may still use its GPUs")
         return
     state.orphans.pop(job.id, None)
     state.put(entry)
@@ -172,10 +171,9 @@ def _ask(state: State, pod: PodRecord, job: SlurmJob) -> Ask:
 
 def _watch_orphan(state: State, uid: str, job: SlurmJob) -> None:
     """A claim without a pod that we know: ask the API server, then wait for its processes."""
-    claim_id = state.claim_id(uid)
     gone = state.gone.get(uid)
     if gone is not None and not gone.may_run:
-        release.end(state, claim_id, job.id, "its pod is gone")
+        release.end_job(state, uid, job, "its pod is gone")
         return
     orphan = state.orphans.setdefault(job.id, Orphan(looked=state.now))
     if gone is not None and orphan.gone_at is None:
@@ -188,14 +186,14 @@ def _watch_orphan(state: State, uid: str, job: SlurmJob) -> None:
         return
     kube_node = _kube_node(state, job)
     if not is_running(job):
-        release.end(state, claim_id, job.id, "there is no pod for it")
+        release.end_job(state, uid, job, "there is no pod for it")
     elif release.is_silent(state, kube_node):
         orphan.gone_at = state.now
         if not orphan.told_kept:
             orphan.told_kept = True
             release.tell_kept(state, kube_node, job.comment.partition(" ref=")[2])
     elif state.now - orphan.gone_at >= state.settings.linger_s:
-        release.end(state, claim_id, job.id, "there is no pod for it")
+        release.end_job(state, uid, job, "there is no pod for it")
 
 
 def on_no_pod(state: State, uid: str) -> None:

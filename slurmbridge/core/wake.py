@@ -28,7 +28,11 @@ def run(state: State) -> None:
     waiting = [
         pod
         for pod in state.pods.values()
-        if pod.waiting_on_us and not pod.node and not pod.gates and pod.deleting_since is None
+        if pod.waiting_on_us
+        and not pod.node
+        and not pod.gates
+        and pod.deleting_since is None
+        and pod.uid not in state.waiting.lifted
     ]
     if not waiting or state.is_stale:
         return
@@ -57,8 +61,12 @@ def one(state: State, uid: str) -> None:
 
 
 def _wake(state: State, pod: PodRecord) -> AnnotatePod:
-    value = {keys.WAKE: f"{state.term}-{state.generation}-{int(state.now * 1000)}"}
-    return AnnotatePod(pod.uid, pod.namespace, pod.name, value)
+    return AnnotatePod(pod.uid, pod.namespace, pod.name, {keys.WAKE: mark(state)})
+
+
+def mark(state: State) -> str:
+    """A value that no pod has yet."""
+    return f"{state.term}-{state.generation}-{int(state.now * 1000)}"
 
 
 class _Room:

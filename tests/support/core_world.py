@@ -267,6 +267,7 @@ class ModelPod:
     fault: bool = False
     ended: bool = False
     taken: bool = False
+    evicted: bool = False
     covered_polls: int = 0
     dies_at: float | None = None
 
@@ -313,7 +314,7 @@ class World:
     made: int = 0
     steps: int = 0
     issued: dict[int, float] = field(default_factory=dict)
-    told: set[tuple[int, str]] = field(default_factory=set)
+    told: set[tuple[int, str, float | None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._start_machine()
@@ -588,7 +589,7 @@ class World:
 
     def _handle(self, event: ev.Event) -> None:
         if isinstance(event, (ev.Allocated, ev.Covered)):
-            self.told.add((event.claim.job_id, event.uid))
+            self.told.add((event.claim.job_id, event.uid, event.claim.started))
         for action in self.machine.handle(event, self.now):
             self.story.append(f"    -> {_short(action)}")
             self._watch_action(action)
@@ -623,7 +624,10 @@ class World:
         if isinstance(action, act.Evict):
             pod = self.pods[action.uid]
             why = pod.fault and (pod.ended or pod.taken) and pod.covered_polls < 4
-            self._demand(why or not pod.runs(self.now), "wrong_evictions", f"{action.uid} is evicted")
+            pod.evicted |= why
+            self._demand(
+                pod.evicted or not pod.runs(self.now), "wrong_evictions", f"{action.uid} is evicted"
+            )
         elif isinstance(action, act.End):
             job = self.slurm.jobs.get(action.job_id)
             pod = self.pods.get(action.claim_id.uid)
@@ -865,7 +869,7 @@ class World:
             for job in self.slurm.jobs.values():
                 is_known = (
                     job.start < state.snapshot.began and job.revived_at < state.snapshot.began
-                ) or ((job.id, job.uid) in self.told and not job.revived_at)
+                ) or ((job.id, job.uid, job.start) in self.told and not job.revived_at)
                 if job.node == name and job.holds and is_known:
                     text = f"job {job.id} holds {job.gpus} of {name}, free: {free}"
                     self._demand(not free & set(job.gpus), "freed_in_view", text)

@@ -1,0 +1,73 @@
+"""A claim is held for a pod that nobody binds yet: its gate is taken off, or it is woken.
+
+kube-scheduler then looks at one node (`status.nominatedNodeName`, KEP-5278), the extender's filter
+admits only the claim's, and bind gets the claim that is there.
+"""
+
+from __future__ import annotations
+
+from slurmbridge.core import wake
+from slurmbridge.core.action import Lift
+from slurmbridge.core.event import Lifted
+from slurmbridge.core.state import Entry, Phase, State
+from slurmbridge.pool import keys
+from slurmbridge.pool.record import PodRecord
+
+LIFT_AGAIN_S = 2.0
+
+
+def is_gated(pod: PodRecord) -> bool:
+    """Whether our gate is all that keeps kube-scheduler from a pod."""
+    return pod.gates == (keys.GATE,)
+
+
+def on_held(state: State, entry: Entry) -> None:
+    """A claim is held and nobody waits to bind it."""
+    pod = state.pods.get(entry.uid)
+    if pod is None or pod.node or pod.deleting_since is not None:
+        return
+    if is_gated(pod) or entry.uid in state.waiting.lifted:
+        entry.planned = True
+        if is_gated(pod):
+            entry.promised = 0  # no extender has seen it yet
+        lift(state, entry, pod)
+    elif not pod.gates:
+        # After a restart of the bridge the nomination tells that the gate was taken off for it.
+        if pod.nominated and pod.nominated == entry.kube_node:
+            entry.planned = True
+            state.waiting.lifted.add(entry.uid)
+        wake.one(state, entry.uid)
+
+
+def lift(state: State, entry: Entry, pod: PodRecord) -> None:
+    """Nominate the claim's node and take the gate off; without a gate: wake the pod."""
+    notes: dict[str, str | None] = {}
+    if keys.REASON in pod.annotations:
+        notes[keys.REASON] = None
+    if not pod.gates:
+        notes[keys.WAKE] = wake.mark(state)
+    entry.lift_at = state.now
+    gate = keys.GATE if pod.gates else ""
+    state.waiting.lifted.add(pod.uid)
+    state.out.append(
+        Lift(pod.uid, pod.namespace, pod.name, entry.kube_node, gate, notes, entry.cause)
+    )
+
+
+def on_lifted(state: State, event: Lifted) -> None:
+    """The API server has taken it; kube-scheduler is next."""
+    entry = state.book.get(event.uid)
+    if entry is not None and entry.phase is Phase.HELD and entry.lift_at is not None:
+        entry.lift_at, entry.since = None, state.now
+
+
+def again(state: State, entry: Entry) -> None:
+    """A gate that should be off is not: take it off again, not too often."""
+    pod = state.pods.get(entry.uid)
+    if (
+        pod is not None
+        and is_gated(pod)
+        and entry.lift_at is not None
+        and state.now - entry.lift_at > LIFT_AGAIN_S
+    ):
+        lift(state, entry, pod)

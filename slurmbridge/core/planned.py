@@ -1,0 +1,342 @@
+"""The planned way for single pods: the node is chosen and claimed before kube-scheduler sees them.
+
+A pod whose only gate is ours waits here. When a node suits it, a claim is made there; with the
+claim the gate comes off (`lift`). Refused by Slurm: the next node. Cannot be used by kube-scheduler
+(a taint, a volume): the claim is given back, another node is tried, and after a few the pod is left
+to the reactive way, in which kube-scheduler offers only nodes that suit it. A pod that fits nowhere
+costs nothing until a node has more room than before.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from slurmbridge.core import lift, publish, release
+from slurmbridge.core.action import Allocate, AnnotatePod, Queue
+from slurmbridge.core.settle import request_for
+from slurmbridge.core.state import Entry, Phase, State, asked_gpus
+from slurmbridge.core.waiting import Bucket, Like, Pause, Turn
+from slurmbridge.pool import keys
+from slurmbridge.pool.claim import Ask
+from slurmbridge.pool.policy import Refusal, resolve
+from slurmbridge.pool.reason import REASONS, Reason
+from slurmbridge.pool.record import PodRecord
+from slurmbridge.pool.verdict import PASSES, judge, judge_one, rank
+
+LOOK_AGAIN_S = 10.0
+"""The passing of time alone lets a node in or out (a plan, a reservation): looked at this often."""
+NODE_PAUSE_S, ASK_PAUSE_S, LONGEST_PAUSE_S = 1.5, 4.0, 60.0
+EXCLUDE_S = 120.0
+MOST_EXCLUDED = 3
+"""Nodes that kube-scheduler could not use before the pod is left to the reactive way."""
+SETTLED_S, TELL_AGAIN_S, MOST_TOLD = 4.0, 30.0, 100
+"""A reason is told after it has held so long, a new one so much later, to so many pods a tick."""
+REPLAN_S = 15.0
+"""A pod that was replanned is not bound within this: kube-scheduler cannot use that node either."""
+ABOUT_ASK = frozenset(
+    {"account", "qos", "partition", "limit", "reservation", "time_limit", "defer", "priority"}
+)
+"""Refusals that another node does not cure (`slurmbridge.slurm.refusal`)."""
+_TOLD = (
+    Reason.GPU_BUSY, Reason.PLANNED, Reason.RESERVED, Reason.CPU_BUSY, Reason.MEMORY_BUSY,
+    Reason.NATIVE_ON_NODE, Reason.CEILING, Reason.NO_AGENT, Reason.OUTSIDE_RESERVATION,
+    Reason.GPU_TOTAL, Reason.GPU_TYPE, Reason.SLURM_STATE, Reason.UNKNOWN_NODE,
+)  # fmt: skip
+"""What is told when nodes refuse for different reasons: the one that is most likely to pass."""
+
+
+def after_event(state: State) -> None:
+    """Sort in what has changed, and claim for as many pods as may be under way at once."""
+    waiting = state.waiting
+    for uid in waiting.consider:
+        _sort_in(state, uid)
+    waiting.consider.clear()
+    if waiting.grew:
+        waiting.look_anew()
+    if waiting.buckets and waiting.has_turn:
+        _claim(state)
+
+
+def tick(state: State) -> None:
+    """What time alone does: pauses end, gates are taken off again, reasons are told."""
+    waiting = state.waiting
+    for uid in list(waiting.lifted):
+        entry = state.book.get(uid)
+        if entry is None or entry.phase is not Phase.HELD or not entry.planned:
+            continue
+        lift.again(state, entry)
+        pod = state.pods.get(uid)
+        if (
+            pod is not None
+            and pod.waiting_on_us
+            and not pod.gates
+            and not entry.promised
+            and state.now - entry.since > REPLAN_S
+        ):
+            _cannot_use(state, entry)
+    if not waiting.buckets:
+        return
+    pauses = [*waiting.nodes_after.values(), *waiting.asks_after.values()]
+    if any(waiting.looked_at < p.until <= state.now for p in pauses) or (
+        state.now - waiting.looked_at > LOOK_AGAIN_S
+    ):
+        waiting.look_anew()
+        for uid, nodes in list(waiting.excluded.items()):
+            left = {n: until for n, until in nodes.items() if until > state.now}
+            if not left:
+                del waiting.excluded[uid]
+            else:
+                waiting.excluded[uid] = left
+        _forget_pauses(state)
+    after_event(state)
+    _tell(state)
+
+
+def on_pod(state: State, pod: PodRecord, known: PodRecord | None) -> None:
+    """A pod is not bound, and something about it may have changed."""
+    entry = state.book.get(pod.uid)
+    if entry is None:
+        if lift.is_gated(pod) or pod.uid in state.waiting.of or pod.uid in state.waiting.lifted:
+            state.waiting.consider.add(pod.uid)
+        return
+    if entry.phase is not Phase.HELD or not entry.planned or pod.gates:
+        return
+    was_told = known is not None and known.waiting_on_us
+    if pod.waiting_on_us and not was_told and not entry.promised and entry.lift_at is None:
+        _cannot_use(state, entry)
+
+
+def on_refused(state: State, entry: Entry, reason: str) -> None:
+    """Slurm said no to a claim of the planner: not the same again at once."""
+    waiting = state.waiting
+    if not entry.planned:
+        return
+    if reason in ABOUT_ASK and entry.request is not None:
+        ask = entry.request.ask
+        waiting.asks_after[ask] = _longer(state, waiting.asks_after.get(ask), ASK_PAUSE_S)
+    else:
+        node = entry.kube_node
+        waiting.nodes_after[node] = _longer(state, waiting.nodes_after.get(node), NODE_PAUSE_S)
+    waiting.looked_at = state.now
+
+
+def keeps(state: State, entry: Entry, pod: PodRecord) -> bool:
+    """Whether an unbound claim stays: its pod is behind the gate still, as the API server says."""
+    if not lift.is_gated(pod):
+        return False
+    entry.since = state.now
+    lift.lift(state, entry, pod)
+    return True
+
+
+def _cannot_use(state: State, entry: Entry) -> None:
+    """kube-scheduler has looked at the claim's node and cannot use it for the pod."""
+    excluded = state.waiting.excluded.setdefault(entry.uid, {})
+    excluded[entry.kube_node] = state.now + EXCLUDE_S
+    if len(excluded) >= MOST_EXCLUDED:
+        state.waiting.forget(entry.uid)
+    release.end_entry(state, entry, f"kube-scheduler cannot use {entry.kube_node} for the pod")
+
+
+def _sort_in(state: State, uid: str) -> None:
+    waiting, pod = state.waiting, state.pods.get(uid)
+    if pod is None or pod.node or pod.is_over or pod.deleting_since is not None:
+        waiting.forget(uid)
+        return
+    is_ours = lift.is_gated(pod) or (uid in waiting.lifted and not pod.gates)
+    if uid in state.book or not is_ours or pod.annotations.get(keys.GROUP):
+        waiting.remove(uid)
+        return
+    ask = resolve(pod, state.settings.policy)
+    if isinstance(ask, Refusal):
+        waiting.remove(uid)
+        text = f"{ask.reason}: {ask.text}"
+        if waiting.faults.get(uid) != text:
+            waiting.faults[uid] = text
+            _note(state, pod, text)
+        return
+    waiting.faults.pop(uid, None)
+    waiting.put(pod, Like(ask, pod.selector))
+
+
+def _claim(state: State) -> None:
+    """Lay pods on nodes, in their turn, while allocations may be begun."""
+    waiting = state.waiting
+    if not state.is_synced or state.is_stale:
+        return
+    waiting.asking = {
+        uid
+        for uid in waiting.asking
+        if (entry := state.book.get(uid)) is not None and entry.phase is Phase.ASKING
+    }
+    left = state.settings.planned_at_once - len(waiting.asking)
+    if left <= 0:
+        return
+    publish.refresh(state)
+    passed: dict[Like, int] = {}
+    while left > 0:
+        heads = [
+            (b.turns[at], b)
+            for like, b in waiting.buckets.items()
+            if not b.full and (at := passed.get(like, 0)) < len(b.turns)
+        ]
+        if not heads:
+            return
+        turn, bucket = min(heads, key=_turn_of)
+        uid = turn[2]
+        node = _node_for(state, bucket, uid)
+        if node:
+            _start(state, state.pods[uid], bucket.like, node)
+            left -= 1
+        elif waiting.excluded.get(uid):
+            passed[bucket.like] = passed.get(bucket.like, 0) + 1
+        else:
+            bucket.full = True
+
+
+def _turn_of(head: tuple[Turn, Bucket]) -> Turn:
+    return head[0]
+
+
+def _node_for(state: State, bucket: Bucket, uid: str) -> str:
+    """The best node that suits a pod of the bucket now, "" for none."""
+    if bucket.nodes is None:
+        bucket.nodes = _look(state, bucket)
+    excluded = state.waiting.excluded.get(uid, {})
+    at = len(bucket.nodes) - 1
+    while at >= 0:
+        name = bucket.nodes[at]
+        if _suits_now(state, bucket.like, name):
+            if state.now >= excluded.get(name, 0.0):
+                return name
+        else:
+            del bucket.nodes[at]
+        at -= 1
+    return ""
+
+
+def _suits_now(state: State, like: Like, name: str) -> bool:
+    """Whether a node holds one more, counting what the last reading does not show yet."""
+    publish.refresh(state)
+    view, ask = state.views.get(name), like.ask
+    if view is None or judge_one(ask, view, state.settings.policy, state.now) is not None:
+        return False
+    pause = state.waiting.nodes_after.get(name)
+    if pause is not None and state.now < pause.until:
+        return False
+    read = 0.0 if state.snapshot is None else state.snapshot.began
+    cpus, memory = view.cpus_free - ask.cpus, view.memory_free_mib - ask.memory_mib
+    for other in state.by_node.get(view.slurm_node, {}).values():
+        if other.request is not None and (other.claim is None or other.claim.granted >= read):
+            cpus -= other.request.ask.cpus
+            memory -= other.request.ask.memory_mib
+    return cpus >= 0 and memory >= 0
+
+
+def _look(state: State, bucket: Bucket) -> list[str]:
+    """All nodes that suit a bucket, best last; what keeps its pods out if there is none."""
+    waiting, (ask, selector) = state.waiting, bucket.like
+    waiting.looked_at = state.now
+    pause = waiting.asks_after.get(ask)
+    if pause is not None and state.now < pause.until:
+        _refuse(state, bucket, "slurm: Slurm refuses such a claim, trying again")
+        return []
+    index = publish.index(state)
+    horizon = state.settings.policy.plan_horizon_minutes
+    rows = np.arange(len(index), dtype=np.int32)
+    codes = judge(ask, "", index, rows, state.now, horizon_minutes=horizon)
+    fits = rows[codes == PASSES]
+    if len(fits):
+        fits = fits[np.argsort(rank(ask, "", index, fits, state.now, horizon_minutes=horizon))]
+    found = [n for n in (index.names[row] for row in fits) if _offers(state, n, selector)]
+    if not found:
+        present = {REASONS[code] for code in np.unique(codes)}
+        reason = next((r for r in _TOLD if r in present), None)
+        text = f"{reason}: {reason.text}" if reason else "selector: no free node has its labels"
+        _refuse(state, bucket, text)
+    return found
+
+
+def _offers(state: State, kube_node: str, selector: tuple[tuple[str, str], ...]) -> bool:
+    """Whether kube-scheduler may use a node, as far as is easily known."""
+    node = state.kube_nodes.get(kube_node)
+    if node is None or node.unschedulable or not node.ready:
+        return False
+    return all(node.labels.get(key) == value for key, value in selector)
+
+
+def _start(state: State, pod: PodRecord, like: Like, kube_node: str) -> None:
+    slurm_node = state.slurm_of[kube_node]
+    request = request_for(state, pod, slurm_node, like.ask)
+    cause = pod.uid[:8]
+    state.waiting.remove(pod.uid)
+    state.waiting.asking.add(pod.uid)
+    entry = Entry(
+        uid=pod.uid,
+        ref=pod.ref,
+        kube_node=kube_node,
+        slurm_node=slurm_node,
+        phase=Phase.ASKING,
+        since=state.now,
+        request=request,
+        gpus=asked_gpus(pod),
+        boot=state.boot,
+        cause=cause,
+        planned=True,
+    )
+    state.put(entry)
+    work = Queue if _must_queue(state, like.ask) else Allocate
+    state.out.append(work(pod.uid, request, cause))
+
+
+def _must_queue(state: State, ask: Ask) -> bool:
+    if state.snapshot is None:
+        return False
+    return "defer" in state.snapshot.config.scheduler_parameters or ask.mode == "queued"
+
+
+def _longer(state: State, pause: Pause | None, first: float) -> Pause:
+    """The next pause: twice the last one if that is not long over."""
+    length = first
+    if pause is not None and state.now - pause.until < pause.length:
+        length = min(2 * pause.length, LONGEST_PAUSE_S)
+    return Pause(state.now + length, length)
+
+
+def _forget_pauses(state: State) -> None:
+    waiting, now = state.waiting, state.now
+    waiting.nodes_after = {
+        n: p for n, p in waiting.nodes_after.items() if now - p.until < LONGEST_PAUSE_S
+    }
+    waiting.asks_after = {
+        a: p for a, p in waiting.asks_after.items() if now - p.until < LONGEST_PAUSE_S
+    }
+
+
+def _refuse(state: State, bucket: Bucket, text: str) -> None:
+    if bucket.reason != text:
+        bucket.reason, bucket.reason_since = text, state.now
+
+
+def _tell(state: State) -> None:
+    """Write on waiting pods why they wait: once, and again when it is for another reason."""
+    left = MOST_TOLD
+    for bucket in state.waiting.buckets.values():
+        if not bucket.full or state.now - bucket.reason_since < SETTLED_S:
+            continue
+        if bucket.told != bucket.reason:
+            if state.now - bucket.told_at < TELL_AGAIN_S:
+                continue
+            bucket.told, bucket.told_at = bucket.reason, state.now
+            bucket.untold = dict.fromkeys(turn[2] for turn in bucket.turns)
+        for uid in list(bucket.untold)[:left]:
+            del bucket.untold[uid]
+            if (pod := state.pods.get(uid)) is not None:
+                _note(state, pod, bucket.reason)
+                left -= 1
+
+
+def _note(state: State, pod: PodRecord, text: str) -> None:
+    if pod.annotations.get(keys.REASON) != text:
+        note = {keys.REASON: text}
+        state.out.append(AnnotatePod(pod.uid, pod.namespace, pod.name, note))

@@ -1,0 +1,121 @@
+"""Pods that wait behind the gate, by what they ask for: equal asks cost one look at the pool.
+
+A bucket holds pods that the same nodes suit. While none of them does, the bucket is full, and its
+pods cost nothing: no look, no write, however many they are.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from slurmbridge.pool.claim import Ask
+from slurmbridge.pool.record import PodRecord
+
+
+class Like(NamedTuple):
+    """What decides which nodes suit a pod. selector: its nodeSelector, sorted."""
+
+    ask: Ask
+    selector: tuple[tuple[str, str], ...]
+
+
+Turn = tuple[int, float, str]
+"""Order of pods: priority (negative: highest first), then age, then UID."""
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Pods of one kind.
+
+    turns: in order. nodes: Kubernetes nodes that suit them, best last; None: not looked at.
+    full: none is left. reason: class and text of what keeps them out, since `reason_since`.
+    untold: pods that have not been told the reason; told_at: when a reason was last given out.
+    """
+
+    like: Like
+    turns: list[Turn] = field(default_factory=list)
+    nodes: list[str] | None = None
+    full: bool = False
+    reason: str = ""
+    reason_since: float = 0.0
+    told: str = ""
+    told_at: float = float("-inf")
+    untold: dict[str, None] = field(default_factory=dict)
+
+
+class Pause(NamedTuple):
+    """Not before `until`; the next one is twice as long."""
+
+    until: float
+    length: float
+
+
+@dataclass(slots=True)
+class Waiting:
+    """All of them, and what the planner remembers of them.
+
+    consider: pods that something has happened to since they were last sorted in. of: the bucket
+    and turn of each pod. faults: pods that can be planned nowhere, and what they were told.
+    lifted: pods whose gate we took off in this term and that are not bound yet. excluded: nodes
+    that kube-scheduler could not use for a pod, with the time until which they are left out.
+    asking: pods with an allocation under way. grew: some node has more room than when the buckets
+    were looked at. nodes_after, asks_after: what Slurm has refused, not asked for again before.
+    """
+
+    buckets: dict[Like, Bucket] = field(default_factory=dict)
+    of: dict[str, tuple[Like, Turn]] = field(default_factory=dict)
+    consider: set[str] = field(default_factory=set)
+    faults: dict[str, str] = field(default_factory=dict)
+    lifted: set[str] = field(default_factory=set)
+    excluded: dict[str, dict[str, float]] = field(default_factory=dict)
+    asking: set[str] = field(default_factory=set)
+    grew: bool = True
+    looked_at: float = float("-inf")
+    nodes_after: dict[str, Pause] = field(default_factory=dict)
+    asks_after: dict[Ask, Pause] = field(default_factory=dict)
+
+    def put(self, pod: PodRecord, like: Like) -> None:
+        """Sort a pod in, at its turn."""
+        turn = (-pod.priority, pod.created, pod.uid)
+        if self.of.get(pod.uid) == (like, turn):
+            return
+        self.remove(pod.uid)
+        bucket = self.buckets.get(like)
+        if bucket is None:
+            bucket = self.buckets[like] = Bucket(like)
+        insort(bucket.turns, turn)
+        bucket.untold[pod.uid] = None
+        self.of[pod.uid] = (like, turn)
+
+    def remove(self, uid: str) -> None:
+        """Take a pod out; one that is not in is no error."""
+        found = self.of.pop(uid, None)
+        if found is None:
+            return
+        like, turn = found
+        bucket = self.buckets[like]
+        del bucket.turns[bisect_left(bucket.turns, turn)]
+        bucket.untold.pop(uid, None)
+        if not bucket.turns:
+            del self.buckets[like]
+
+    def forget(self, uid: str) -> None:
+        """The pod is bound or gone."""
+        self.remove(uid)
+        self.consider.discard(uid)
+        self.faults.pop(uid, None)
+        self.lifted.discard(uid)
+        self.excluded.pop(uid, None)
+
+    def look_anew(self) -> None:
+        """Look at the whole pool again for every bucket."""
+        self.grew = False
+        for bucket in self.buckets.values():
+            bucket.nodes, bucket.full = None, False
+
+    @property
+    def has_turn(self) -> bool:
+        """Whether a pod waits that may fit."""
+        return any(not bucket.full for bucket in self.buckets.values())
