@@ -1,6 +1,6 @@
 """Native jobs and pods, thrown at the same GPUs together."""
 
-import random
+import random  # noqa: TID251 - seeded
 import time
 
 from tests.support.node_checker import NodeChecker

@@ -1,0 +1,174 @@
+"""Who gets devices, who does not, and what the pod's owner is told."""
+
+import time
+
+import pytest
+
+from tests.support.node_image import IMAGE
+from tests.support.node_pool import RESOURCE, Claimed, unique, wait
+
+NODE = "gpu002"
+
+
+def message(pool, name):
+    return (pool.get(name) or {"status": {}})["status"].get("message", "")
+
+
+def test_a_pod_without_a_claim_is_refused_with_a_clear_text(pool):
+    name = unique("stray")
+    pool.kube.api.create(pool.pod(name, 1, spec={"nodeName": NODE}))
+    wait(lambda: pool.phase(name) == "Failed", 20, "refusal", pool.get, name)
+    assert f"pod default/{name} has no claim in Slurm" in message(pool, name)
+    pool.delete(name)
+
+
+def test_a_claim_of_another_pod_is_refused(pool):
+    name = unique("thief")
+    uid = pool.kube.api.create(pool.pod(name, 1))["metadata"]["uid"]
+    pool.kube.api.request(
+        "POST",
+        f"/api/v1/namespaces/default/pods/{name}/binding",
+        {
+            "apiVersion": "v1",
+            "kind": "Binding",
+            "metadata": {
+                "name": name,
+                "uid": uid,
+                "annotations": {
+                    "slurmbridge.dev/claim": "1/11111111-2222-3333-4444-555555555555",
+                    "slurmbridge.dev/gpus": "0",
+                },
+            },
+            "target": {"apiVersion": "v1", "kind": "Node", "name": NODE},
+        },
+    )
+    wait(lambda: pool.phase(name) == "Failed", 20, "refusal", pool.get, name)
+    assert "was made for another pod" in message(pool, name)
+    pool.delete(name)
+
+
+def test_a_claim_that_slurm_has_ended_starts_no_container(pool):
+    name = unique("late")
+    uid = pool.kube.api.create(pool.pod(name, 1))["metadata"]["uid"]
+    claim = pool.claim(NODE, 1, uid, f"default/{name}")
+    pool.slurm.run("scancel", str(claim.job_id))
+    pool.bind(claim)
+    path = "/api/v1/namespaces/default/events"
+
+    def told():
+        return [
+            e["message"]
+            for e in pool.kube.api.items(path, fieldSelector=f"involvedObject.name={name}")
+            if "does not cover it any more" in e["message"]
+        ]
+
+    wait(told, 30, "the event", pool.get, name)
+    assert not (pool.marks / "start" / name).exists()
+    pool.delete(name, grace_s=0)
+
+
+def container(name, gpus, script="exit 0", **more):
+    return {
+        "name": name,
+        "image": IMAGE,
+        "imagePullPolicy": "Never",
+        "command": ["sh", "-c", script],
+        "env": [{"name": "M", "value": "/m"}],
+        "volumeMounts": [{"name": "marks", "mountPath": "/m"}],
+        "resources": {"limits": {RESOURCE: str(gpus)} if gpus else {}},
+        **more,
+    }
+
+
+SHAPES = {
+    "two containers": ([], [("a", 1), ("b", 2)], 3),
+    "init container with all, then one": ([("i", 3, {})], [("a", 3)], 3),
+    "init container with fewer": ([("i", 1, {})], [("a", 3)], 3),
+    "init container with more": ([("i", 3, {})], [("a", 1)], 3),
+    "sidecar beside": ([("s", 1, {"restartPolicy": "Always"})], [("a", 2)], 3),
+    "init container alone": ([("i", 2, {})], [("a", 0)], 2),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_container_gets_devices_of_the_pods_claim(pool, figures, shape):
+    init, apps, total = SHAPES[shape]
+    name = unique("shape")
+    say = f'echo "$NVIDIA_VISIBLE_DEVICES" > $M/start/{name}-'
+    body = pool.pod(name, 0)
+    body["spec"]["containers"] = [
+        container(c, n, f"{say}{c}; trap 'exit 0' TERM; sleep 1000 & wait") for c, n in apps
+    ]
+    body["spec"]["initContainers"] = [
+        container(
+            c,
+            n,
+            f"{say}{c}" + ("; trap 'exit 0' TERM; sleep 1000 & wait" if more else ""),
+            **more,
+        )
+        for c, n, more in init
+    ]
+    uid = pool.kube.api.create(body)["metadata"]["uid"]
+    taken = []
+    wait(
+        lambda: taken.append(pool.claim(NODE, total, uid, f"default/{name}")) or taken[-1],
+        20,
+        "room",
+    )
+    claim = taken[-1]
+    pool.claims[name] = Claimed(name, uid, NODE, claim.job_id, claim.gpus)
+    pool.bind(claim)
+    last = pool.marks / "start" / f"{name}-{apps[-1][0]}"
+    wait(last.exists, 30, "last container", pool.get, name)
+    time.sleep(0.1)
+    allowed = {pool.uuid(NODE, i) for i in claim.gpus}
+    seen = {}
+    for c, n, *_ in [*init, *apps]:
+        text = (pool.marks / "start" / f"{name}-{c}").read_text().strip()
+        seen[c] = set(text.split(",")) - {""}
+        assert len(seen[c]) == n, (c, text)
+        assert seen[c] <= allowed
+    together = [seen[c] for c, _ in apps] + [seen[c] for c, _, more in init if more]
+    assert sum(map(len, together)) == len(set().union(*together))
+    figures.count(starts=1)
+    pool.delete(name)
+    wait(lambda: not pool.get(name), 30, "gone")
+
+
+def test_metrics_and_report_name_the_owner_of_each_gpu(pool):
+    name = unique("owner")
+    taken = []
+    wait(lambda: taken.append(pool.place(pool.pod(name, 2), NODE)) or taken[-1], 20, "room")
+    claim = taken[-1]
+    pool.wait_running(name)
+    job = pool.native(1, node=NODE, run_s=3)
+    wait((pool.marks / "start" / f"job-{job}").exists, 20, "job")
+    time.sleep(0.6)
+    text = pool.metrics(NODE)
+    owners = [line for line in text.splitlines() if line.startswith("slurmbridge_node_gpu_owner{")]
+    mine = [line for line in owners if f'pod="{name}"' in line]
+    assert len(mine) == 2
+    assert all(f'job="{claim.job_id}"' in line for line in mine)
+    native = [line for line in owners if f'job="{job}"' in line]
+    assert len(native) == 1
+    assert 'user="root"' in native[0]
+    report = pool.snapshot(NODE)["report"]
+    assert report["is_whole"]
+    assert [tuple(p["gpus"]) for p in report["pods"] if p["ref"] == f"default/{name}"] == [
+        claim.gpus
+    ]
+    pool.delete(name)
+
+
+def test_a_gres_conf_that_does_not_match_closes_the_node(pool):
+    path = pool.run_folder(NODE) / "devices.json"
+    text = path.read_text()
+    path.write_text(text.replace('"minor": 7', '"minor": 9').replace("nvidia7", "nvidia9"))
+    try:
+        wait(lambda: not pool.is_registered(NODE), 30, "closed")
+        fault = pool.snapshot(NODE)["report"]["fault"]
+        assert "nvidia7 of gres.conf (index 7) is no GPU here" in fault
+    finally:
+        path.write_text(text)
+    wait(lambda: pool.is_registered(NODE), 30, "open again")
+    pool.wait_gpus(NODE)

@@ -1,0 +1,186 @@
+"""The next owner of a GPU starts only after the last process of the one before has ended.
+
+Each case: a pod with all GPUs of a node that ignores SIGTERM; something ends it or its claim; the
+next owner is a native job or a pod. Every pod and job locks its GPUs without waiting, so an overlap
+is found exactly; the gap is from the pod's last sign of life (every 20 ms) to the next one's start.
+"""
+
+import contextlib
+import time
+
+import pytest
+
+from tests.support.node_pool import unique, wait
+
+NODE = "gpu001"
+GRACE_S = 1
+GPUS = 7
+"""A shell has seven file numbers to lock them with; the eighth stays free."""
+
+
+def force_delete(pool, pod):
+    pool.delete(pod.name, grace_s=0)
+
+
+def evict_later(pool, pod):
+    """What the bridge does when Slurm has ended a claim."""
+    time.sleep(0.3)
+    pool.delete(pod.name, grace_s=GRACE_S)
+
+
+def scancel(pool, pod):
+    pool.slurm.run("scancel", str(pod.job_id))
+    evict_later(pool, pod)
+
+
+def time_limit(pool, pod):
+    pool.slurm.run("scontrol", "update", f"jobid={pod.job_id}", "EndTime=now")
+    wait(lambda: pool.job_state(pod.job_id) != "RUNNING", 90, "time limit")
+    evict_later(pool, pod)
+
+
+def slurmd_restart(pool, pod):
+    pool.slurm.run("scancel", str(pod.job_id))
+    time.sleep(0.5)
+    pool.slurm.kill9_slurmd(NODE)
+    pool.slurm.start_slurmd(NODE)
+    time.sleep(1.0)
+    pool.delete(pod.name, grace_s=GRACE_S)
+
+
+def kubelet_stopped(pool, pod):
+    pool.node[NODE].kill9_kubelet()
+    pool.delete(pod.name, grace_s=0)
+    time.sleep(2.0)
+    assert pool.pod_pids(NODE, pod.uid)
+    pool.node[NODE].start_kubelet()
+
+
+def agent_stopped(pool, pod):
+    pool.kill9_agent(NODE)
+    pool.delete(pod.name, grace_s=0)
+
+
+def containerd_restart(pool, pod):
+    pool.delete(pod.name, grace_s=0)
+    pool.node[NODE].kill9_containerd()
+    time.sleep(1.0)
+    pool.node[NODE].start_containerd()
+
+
+CASES = {
+    "force delete": force_delete,
+    "scancel of the claim": scancel,
+    "time limit of the claim": time_limit,
+    "slurmd restarts meanwhile": slurmd_restart,
+    "kubelet stopped": kubelet_stopped,
+    "agent stopped": agent_stopped,
+    "containerd restarts": containerd_restart,
+}
+
+
+@pytest.fixture
+def whole(pool):
+    """The node as every test expects it, also after this one."""
+    yield pool
+    node = pool.node[NODE]
+    with contextlib.suppress(Exception):
+        if node.poll("kubelet") is not None:
+            node.start_kubelet()
+    if node.poll("agent") is not None:
+        pool.start_agent(NODE)
+    wait(lambda: pool.is_registered(NODE), 30, "agent is back")
+    pool.wait_gpus(NODE)
+
+
+@pytest.mark.parametrize("following", ["native job", "pod"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_next_owner_waits_for_the_last_process(whole, figures, case, following):
+    pool = whole
+    found = len(pool.overlaps())
+    name = unique("first")
+    body = pool.pod(name, GPUS, ignore_term=True, grace_s=GRACE_S, every=0.02)
+    placed = []
+    wait(lambda: placed.append(pool.place(body, NODE)) or placed[-1], 30, "room for the first")
+    first = placed[-1]
+    pool.wait_running(name)
+    wait((pool.marks / "beat" / name).exists, 5, "first beat")
+    if following == "native job":
+        job = pool.native(GPUS, node=NODE, run_s=0.2)
+        after = f"job-{job}"
+    else:
+        after = unique("second")
+    CASES[case](pool, first)
+    if following == "pod":
+        again = pool.pod(after, GPUS, run_s=0.2)
+        wait(lambda: pool.place(again, NODE), 90, "room for the second")
+    wait(
+        (pool.marks / "start" / after).exists,
+        90,
+        f"start of {after}",
+        lambda: pool.slurm.run("squeue") + str(pool.get(after)),
+    )
+    gap = pool.started(after) - pool.last_beat(name)
+    figures.count(starts=2, overlaps=len(pool.overlaps()) - found)
+    figures.gap(gap)
+    print(f"{case:<28} {following:<11} gap {gap * 1000:8.0f} ms")
+    assert pool.overlaps()[found:] == []
+    assert gap >= 0
+    pool.delete(after)
+    wait(lambda: not pool.get(name), 30, "first is gone")
+    wait(lambda: not pool.get(after), 30, "second is gone")
+
+
+def test_a_job_that_was_forgotten_by_slurmctld_is_fenced_by_the_prolog(whole, figures):
+    """slurmctld loses the claim in a crash; a native job waits for exactly these GPUs."""
+    pool = whole
+    found = len(pool.overlaps())
+    name = unique("covered")
+    body = pool.pod(name, GPUS, ignore_term=True, every=0.02)
+    placed = []
+    wait(lambda: placed.append(pool.place(body, NODE)) or placed[-1], 30, "room")
+    pool.slurm.kill9_slurmctld()
+    pool.wait_running(name)
+    pool.slurm.start_slurmctld()
+    wait(
+        lambda: (
+            "idle" in pool.slurm.run("sinfo", "-h", "-n", NODE, "-o", "%T", check=False)
+            or "mixed" in pool.slurm.run("sinfo", "-h", "-n", NODE, "-o", "%T", check=False)
+        ),
+        30,
+        "slurmctld is back",
+    )
+    forgotten = pool.job_state(placed[-1].job_id) != "RUNNING"
+    if not forgotten:
+        # It was saved in time: take the claim away behind the node's back, without an Epilog.
+        pool.without_epilog(lambda: pool.slurm.run("scancel", str(placed[-1].job_id)))
+    job = pool.native(GPUS, node=NODE, run_s=0.2)
+    pool.slurm.wait_scheduling()
+    hooks = lambda: pool.snapshot(NODE)["hooks"].get("handover", 0)  # noqa: E731
+    wait(lambda: hooks() > 0, 30, "a handover was asked", lambda: pool.slurm.run("squeue"))
+    wait(
+        lambda: pool.job_field(job, "Restarts") not in ("", "0"),
+        40,
+        "requeued",
+        pool.job_state,
+        job,
+    )
+    assert not (pool.marks / "start" / f"job-{job}").exists()
+    assert "drain" not in pool.slurm.run("sinfo", "-h", "-n", NODE, "-o", "%T")
+    assert pool.pod_pids(NODE, placed[-1].uid)
+    figures.count(starts=1, overlaps=len(pool.overlaps()) - found)
+    assert pool.overlaps()[found:] == []
+    pool.delete(name, grace_s=0)
+    wait(lambda: not pool.pod_pids(NODE, placed[-1].uid), 30, "pod ends")
+    pool.slurm.run("scontrol", "update", f"jobid={job}", "StartTime=now")
+    wait(
+        (pool.marks / "start" / f"job-{job}").exists,
+        60,
+        "job starts at last",
+        lambda: pool.slurm.run("squeue"),
+    )
+    gap = pool.started(f"job-{job}") - pool.last_beat(name)
+    figures.gap(gap)
+    figures.count(starts=1)
+    assert gap >= 0
+    assert pool.overlaps()[found:] == []
