@@ -53,12 +53,12 @@ def map_names(
     for name, node in kube_nodes.items():
         selected = all(node.labels.get(k) == v for k, v in selector.items())
         has_gpu = any(node.gpus.get(r, 0) > 0 for r in resources)
-        if name in before and (selected or not selector):
+        wish = pairs.get(name) or (node.labels.get(label, "") if label else "")
+        if name in before and (selected or not selector) and wish not in known:
             found[name] = before[name]
             continue
-        if not selected or (not selector and not has_gpu):
+        if not selected or (not selector and not has_gpu and name not in before):
             continue
-        wish = pairs.get(name) or (node.labels.get(label, "") if label else "")
         short = name.lower().partition(".")[0]
         slurm = wish or (name if name in known else folded.get(short, ""))
         if slurm in known:

@@ -25,7 +25,7 @@ def see(state: State, pod: PodRecord) -> None:
         return
     entry = state.book.get(pod.uid)
     if pod.node:
-        state.wake_after.pop(pod.uid, None)
+        state.woken.pop(pod.uid, None)
         state.waiting.forget(pod.uid)
         state.loose.add(pod.uid)
         if entry is None:
@@ -79,7 +79,7 @@ def vanish(state: State, pod: PodRecord, *, may_run: bool) -> None:
     """Forget a pod; its claim has to stay for a while if processes of it may run."""
     state.gone[pod.uid] = Gone(state.now, may_run)
     state.pods.pop(pod.uid, None)
-    state.wake_after.pop(pod.uid, None)
+    state.woken.pop(pod.uid, None)
     state.waiting.forget(pod.uid)
     entry = state.book.get(pod.uid)
     if entry is not None and entry.phase is not Phase.LINGERING:

@@ -177,6 +177,7 @@ def annotate_nodes(state: State) -> None:
     if state.now - state.annotated_at < every_s:
         return
     state.annotated_at = state.now
+    refresh(state)
     for name in state.views:
         kube_node = state.kube_nodes.get(name)
         if kube_node is None:

@@ -40,6 +40,9 @@ def end_claim(state: State, claim: Claim, why: str) -> None:
     if other is not None and other != claim.id.uid:
         del state.by_job[claim.job_id]
         state.robbed.add(other)
+    known = state.ending.get(claim.job_id)
+    if known is not None and (known.slurm_node, known.gpus) != (claim.slurm_node, claim.gpus):
+        del state.ending[claim.job_id]  # of a claim that slurmctld forgot
     end(state, claim.id, claim.job_id, why, claim.slurm_node, claim.gpus)
 
 

@@ -148,6 +148,13 @@ class Gone(NamedTuple):
     may_run: bool
 
 
+class Woken(NamedTuple):
+    """When a refused pod was woken, and for how long it is not woken again."""
+
+    at: float
+    pause: float
+
+
 @dataclass(slots=True)
 class State:
     """Everything that the core knows.
@@ -195,7 +202,7 @@ class State:
     evictions: list[float] = field(default_factory=list)
     breaker_since: float | None = None
     breaker_confirmed: float | None = None
-    wake_after: dict[str, tuple[float, float]] = field(default_factory=dict)
+    woken: dict[str, Woken] = field(default_factory=dict)
     annotated: dict[str, str] = field(default_factory=dict)
     annotated_at: float = 0.0
     told: dict[tuple[str, str], float] = field(default_factory=dict)

@@ -11,7 +11,7 @@ import numpy as np
 
 from slurmbridge.core import publish
 from slurmbridge.core.action import AnnotatePod
-from slurmbridge.core.state import State
+from slurmbridge.core.state import State, Woken
 from slurmbridge.pool import keys
 from slurmbridge.pool.claim import Ask
 from slurmbridge.pool.policy import Refusal, resolve
@@ -42,13 +42,17 @@ def run(state: State) -> None:
     for pod in sorted(waiting, key=lambda p: (-p.priority, p.created, p.uid)):
         if woken >= MOST_AT_ONCE or room.is_full:
             return
-        after, pause = state.wake_after.get(pod.uid, (0.0, FIRST_PAUSE_S))
-        if pod.uid in state.book or state.now < after:
+        last = state.woken.get(pod.uid)
+        is_under_way = last is not None and state.now - last.at < FIRST_PAUSE_S
+        has_pause = last is not None and state.now - last.at < last.pause
+        if pod.uid in state.book or (has_pause and not is_under_way):
             continue
         ask = resolve(pod, state.settings.policy)
-        if isinstance(ask, Refusal) or not room.take(ask):
+        # One that was woken a moment ago is on its way to the room it was woken for.
+        if isinstance(ask, Refusal) or not room.take(ask) or is_under_way:
             continue
-        state.wake_after[pod.uid] = (state.now + pause, min(2 * pause, LONGEST_PAUSE_S))
+        pause = FIRST_PAUSE_S if last is None else min(2 * last.pause, LONGEST_PAUSE_S)
+        state.woken[pod.uid] = Woken(state.now, pause)
         state.out.append(_wake(state, pod))
         woken += 1
 
