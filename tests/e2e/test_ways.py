@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from tests.support.product import Product
 from tests.support.slurm import SlurmConfig
 
 if TYPE_CHECKING:
+    from tests.support.cluster import Cluster
     from tests.support.fixtures import ClusterFactory
 
 pytestmark = pytest.mark.e2e
@@ -33,13 +35,22 @@ def test_with_granularity_node_pods_and_native_jobs_never_meet_on_a_node(
     cluster: ClusterFactory,
 ) -> None:
     pool = cluster(SlurmConfig(nodes=4), scheduler=False)
-    with Product(pool, policy={"granularity": "node"}):
+    often = {"rules": {"nodeAnnotationS": 1}}
+    with Product(pool, policy={"granularity": "node"}, sections=often) as product:
         submit(pool, "--gres=gpu:1", "--mem=100", "--nodelist=gpu001")
         wait_for("a native job runs", lambda: pool.checker.sample().native_running == 1, 15)
-        pool.kube.api.create_all([pod(f"p{i}", gpus=2) for i in range(6)])
-        wait_for("pods are bound", lambda: len(bound(pool)) == 6, 20)
+        # One after the other: pods that come at the same moment cannot know of each other.
+        for i in range(6):
+            pool.kube.api.create(pod(f"p{i}", gpus=2))
+            wait_for("it is bound", lambda n=f"p{i}": is_bound(pool, n), 20)
         nodes = {p["spec"]["nodeName"] for p in bound(pool)}
         assert "gpu001" not in nodes
+        node = next(iter(nodes))
+        wait_for("the node says who owns its GPUs", lambda: _owners(pool, node), 10)
+        told = {g["pod"] for g in product.cli("who", node)["gpus"] if g["state"] == "claim"}
+        assert told == {
+            f"default/{p['metadata']['name']}" for p in bound(pool) if p["spec"]["nodeName"] == node
+        }
         # Pods share what is Kubernetes' already, so that the other nodes stay whole.
         assert len(nodes) == 2
         submit(pool, "--gres=gpu:1", "--mem=100", count=30)
@@ -52,6 +63,18 @@ def test_with_granularity_node_pods_and_native_jobs_never_meet_on_a_node(
             jobs = {j for (n, _), owners in sample.owners.items() if n == node for j in owners}
             assert not (jobs & claimed and jobs - claimed), node
         clear(pool)
+
+
+def _owners(pool: Cluster, node: str) -> bool:
+    """Whether the node annotation names exactly the claims that Slurm holds there."""
+    notes = pool.kube.api.get(f"/api/v1/nodes/{node}")["metadata"].get("annotations", {})
+    if "slurmbridge.dev/pool" not in notes:
+        return False
+    value = json.loads(notes["slurmbridge.dev/pool"])
+    assert (value["version"], value["slurmNode"]) == (1, node)
+    named = {int(owner[6:]) for owner in value["gpus"] if owner.startswith("claim:")}
+    owners = pool.checker.sample().owners
+    return named == {job for (name, _), jobs in owners.items() if name == node for job in jobs}
 
 
 def test_a_site_with_defer_gets_its_claims_through_the_queue(cluster: ClusterFactory) -> None:
