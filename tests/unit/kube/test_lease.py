@@ -510,7 +510,7 @@ def test_when_a_lease_may_be_taken(spec: Spec, expected: float) -> None:
     assert free_in(sighting, "a", 103.0, 10.0) == expected
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 async def test_never_two_leaders_whatever_happens(seed: int) -> None:
     """Random cuts, lost answers, steps of clocks, restarts, deletions; clocks 5 % apart."""
     rng = random.Random(seed)
@@ -521,7 +521,7 @@ async def test_never_two_leaders_whatever_happens(seed: int) -> None:
     for replica in crew:
         replica.start()
     led: set[str] = set()
-    for _ in range(400):
+    for _ in range(300):
         for clock, speed in zip(clocks, speeds, strict=True):
             await clock.advance(0.5 * speed)
         leaders = [r.name for r in crew if r.lease.is_leader]
