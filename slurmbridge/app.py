@@ -90,7 +90,8 @@ class Bridge:
         self._waiting: dict[int, asyncio.Future[tuple[act.Reply, int]]] = {}
         self._next_op = 0
         self._turned = clock.monotonic()
-        self._name = f"{socket.gethostname()}_{uuid.uuid4().hex[:8]}"
+        # A container that is restarted in its pod is the same holder, and leads again at once.
+        self._name = f"{socket.gethostname()}_{os.environ.get('POD_UID') or uuid.uuid4().hex[:8]}"
         self._link: LinkServer | None = None
         self._registry.register(PoolCollector(lambda: self._machine, self._events.qsize))
 
