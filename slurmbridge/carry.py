@@ -144,6 +144,8 @@ class Carrier:
                 self._emit(ev.Extended(claim_id.uid, job_id, ends))
             case act.Evict():
                 await self._evict(action)
+            case act.Lift():
+                await self._lift(action)
             case act.AnnotatePod(uid=uid, namespace=namespace, name=name, annotations=values):
                 if keys.WAKE in values:
                     self._metrics.wakes.inc()
@@ -223,6 +225,18 @@ class Carrier:
         self._metrics.evictions.inc()
         _log.warning("pod evicted", uid=action.uid, pod=action.name, why=action.why)
         self._emit(ev.Evicted(action.uid))
+
+    async def _lift(self, action: act.Lift) -> None:
+        """Nomination first: once the gate is off, kube-scheduler looks at the pod at once."""
+        pod = (self._session, action.namespace, action.name, action.uid)
+        async with self._writes:
+            is_there = await write.nominate_node(*pod, action.kube_node)
+            if is_there and action.gate:
+                await write.lift_gate(*pod, action.gate, action.annotations)
+            elif is_there:
+                await write.patch_pod_annotations(*pod, action.annotations)
+        _log.info("pod lifted", uid=action.uid, pod=action.name, node=action.kube_node)
+        self._emit(ev.Lifted(action.uid))
 
     async def _end_all(self) -> None:
         """End the claims that have come together."""

@@ -48,9 +48,9 @@ _TOLD = (
 def after_event(state: State) -> None:
     """Sort in what has changed, and claim for as many pods as may be under way at once."""
     waiting = state.waiting
-    for uid in waiting.consider:
+    consider, waiting.consider = waiting.consider, set()
+    for uid in consider:
         _sort_in(state, uid)
-    waiting.consider.clear()
     if waiting.grew:
         waiting.look_anew()
     if waiting.buckets and waiting.has_turn:

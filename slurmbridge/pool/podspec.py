@@ -106,6 +106,7 @@ def read_pod(
         resource_version=meta.resource_version,
         nominated=status.nominated_node_name or "",
         is_static=MIRROR_KEY in annotations,
+        selector=tuple(sorted((spec.node_selector or {}).items())),
     )
 
 

@@ -87,6 +87,7 @@ class RawPodSpec(_Raw, frozen=True):
     scheduler_name: str | None = None
     priority: int | None = None
     scheduling_gates: tuple[RawGate, ...] | None = None
+    node_selector: Mapping[str, str] | None = None
     scheduling_group: RawSchedulingGroup | None = None
     active_deadline_seconds: int | None = None
     termination_grace_period_seconds: int | None = None

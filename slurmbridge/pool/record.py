@@ -246,6 +246,7 @@ class PodRecord(msgspec.Struct, frozen=True):
     annotations: only keys with our prefix. waiting_on_us: kube-scheduler has said unschedulable.
     deleting_since: when its deletion was asked for. nominated: status.nominatedNodeName.
     is_static: the API copy of a kubelet's static pod: it cannot be evicted.
+    selector: spec.nodeSelector, sorted.
     """
 
     uid: str
@@ -271,6 +272,7 @@ class PodRecord(msgspec.Struct, frozen=True):
     resource_version: str = ""
     nominated: str = ""
     is_static: bool = False
+    selector: tuple[tuple[str, str], ...] = ()
 
     @property
     def ref(self) -> str:
