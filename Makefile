@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help prerequisites venv cluster demo test test-unit test-fast lint types arch fmt proto docs \
+.PHONY: help prerequisites venv cluster demo test test-unit test-node test-gpu test-fast lint types arch fmt proto docs \
 	manifests bench-extender bench-pack ci clean
 
 help: ## list the targets
@@ -38,6 +38,12 @@ test: venv ## all tests, on real Slurm and real Kubernetes
 
 test-unit: venv ## unit and property tests only (seconds)
 	@$(PYTEST) tests/unit tests/contract $(ARGS)
+
+test-node: venv ## the node agent on real kubelets with real containers (root); ends with one JSON line
+	@$(PYTEST) tests/node $(ARGS)
+
+test-gpu: venv ## discovery, map, idle check and process list against a real NVIDIA driver, where there is one
+	@$(PYTEST) tests/gpu -rs $(ARGS)
 
 lint: venv ## ruff: rules and format
 	@$(BIN)/ruff check .

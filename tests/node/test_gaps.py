@@ -112,6 +112,11 @@ def test_the_next_owner_waits_for_the_last_process(whole, figures, case, followi
         after = unique("second")
     CASES[case](pool, first)
     if following == "pod":
+        if pool.node[NODE].poll("agent") is not None:
+            # As the bridge does: pods only go where an agent is registered.
+            pool.start_agent(NODE)
+        wait(lambda: pool.is_registered(NODE), 30, "registered")
+        pool.wait_gpus(NODE)
         again = pool.pod(after, GPUS, run_s=0.2)
         wait(lambda: pool.place(again, NODE), 90, "room for the second")
     wait(

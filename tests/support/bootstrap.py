@@ -33,9 +33,19 @@ COMMANDS = {
     "slurmrestd": "slurmrestd",
     "openssl": "openssl",
     "ps": "procps",
+    # The real nodes of tests/node.
+    "containerd": "containerd",
+    "runc": "runc",
+    "umoci": "umoci",
+    "skopeo": "skopeo",
+    "busybox": "busybox-static",
+    "nsenter": "util-linux",
 }
 JWT_PACKAGE = "slurm-wlm-jwt-plugin"
 """slurmctld's auth/jwt, without which slurmrestd takes no token. A file, not a command."""
+CNI_PACKAGE = "containernetworking-plugins"
+CNI_FOLDERS = ("/usr/lib/cni", "/opt/cni/bin")
+"""Where the network plugins are: containerd tells no kubelet to be ready without one."""
 SBIN = "/usr/sbin:/sbin:/usr/local/sbin"
 OLDEST_PYTHON = (3, 11)
 
@@ -46,6 +56,8 @@ def missing_packages() -> list[str]:
     missing = [pkg for name, pkg in COMMANDS.items() if shutil.which(name, path=path) is None]
     if not any(Path("/usr/lib").glob("**/slurm*/auth_jwt.so")):
         missing.append(JWT_PACKAGE)
+    if not any(Path(folder, "ptp").exists() for folder in CNI_FOLDERS):
+        missing.append(CNI_PACKAGE)
     try:
         __import__("ensurepip")
     except ImportError:
