@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 import grpc
@@ -81,12 +81,16 @@ class Queries(Protocol):
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How much at once. queue: messages that a stream may be behind before it starts anew."""
+    """How much at once. queue: messages that a stream may be behind before it starts anew.
+
+    agents: node agents, one stream each.
+    """
 
     watchers: int = 64
     claims: int = 128
     queries: int = 8
     queue: int = 16
+    agents: int = 8192
 
 
 class _Lane:
@@ -107,6 +111,8 @@ class LinkServer:
         insecure: plain text over the network was asked for.
         clients: patterns (`*.slurmbridge.svc`) of which one must match a name in the client's
             certificate; none: every certificate of the CA may come.
+        services: further services on the same port (`NodeService.handlers`); they judge their
+            clients themselves.
 
     Raises:
         ConfigError: the address is not one, or plain text is not allowed there.
@@ -125,6 +131,7 @@ class LinkServer:
         insecure: bool = False,
         clients: tuple[str, ...] = (),
         limits: Limits = Limits(),  # noqa: B008 - frozen
+        services: Sequence[grpc.GenericRpcHandler] = (),
     ) -> None:
         try:
             self._address = parse_address(address)
@@ -138,6 +145,7 @@ class LinkServer:
         self._clock = clock
         self._tls = tls
         self._clients = clients
+        self._services = tuple(services)
         self._limits = limits
         self._claims = _Lane(limits.claims)
         self._questions = _Lane(limits.queries)
@@ -155,6 +163,11 @@ class LinkServer:
         return len(self._feed.watchers)
 
     @property
+    def follows(self) -> Fault | None:
+        """Why this replica takes no calls (it is not the leader); None when it does."""
+        return None if self._feed.leads else self._feed.not_leader
+
+    @property
     def counts(self) -> LinkCounts:
         """What happened since the start."""
         return self._feed.counts
@@ -166,10 +179,11 @@ class LinkServer:
             ConfigError: the address is taken or not ours, or the certificates cannot be used.
 
         """
-        calls = self._limits.watchers + self._limits.claims + self._limits.queries
+        limits = self._limits
+        calls = limits.watchers + limits.claims + limits.queries + limits.agents
         # Twice: calls over a limit of ours are to be told so, not cut off.
         server = grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=2 * calls)
-        server.add_generic_rpc_handlers((self._handlers(),))
+        server.add_generic_rpc_handlers((self._handlers(), *self._services))
         self._address = self._address._replace(port=self._bind(server))
         await server.start()
         self._server = server

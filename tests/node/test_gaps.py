@@ -144,8 +144,9 @@ def test_a_job_that_was_forgotten_by_slurmctld_is_fenced_by_the_prolog(whole, fi
     body = pool.pod(name, GPUS, ignore_term=True, every=0.02)
     placed = []
     wait(lambda: placed.append(pool.place(body, NODE)) or placed[-1], 30, "room")
-    pool.slurm.kill9_slurmctld()
+    # Not before: the agent starts no container of a claim that slurmctld cannot confirm.
     pool.wait_running(name)
+    pool.slurm.kill9_slurmctld()
     pool.slurm.start_slurmctld()
     wait(
         lambda: (

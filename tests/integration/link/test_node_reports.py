@@ -1,0 +1,133 @@
+"""Agents report to the leading bridge, each for its own node only."""
+
+import asyncio
+import random  # noqa: TID251 - jitter
+
+import pytest
+
+from slurmbridge.clock import SystemClock
+from slurmbridge.link.message import ClaimGrant
+from slurmbridge.link.node_client import NodeClient
+from slurmbridge.link.node_server import NodeService, speaks_for
+from slurmbridge.link.server import LinkServer
+from slurmbridge.pool.noderecord import GpuOwner, NodeGpu, NodeOrders, NodePod, NodeReport
+from tests.support.link import Certificates
+
+CLOCK = SystemClock()
+REPORT = NodeReport(
+    "gpu001",
+    registered=True,
+    is_whole=True,
+    gpus=(NodeGpu(0, "GPU-0", 0),),
+    pods=(NodePod("u-1", "a/b", 7, (0,), 3, listed=True),),
+)
+
+
+class Bridge:
+    """A link server with a node service that notes what it is told."""
+
+    def __init__(self, tls=None):
+        self.said = []
+        self.lost = []
+        self.orders = NodeOrders(as_of=5.0, owners=(GpuOwner(0, "claim", 7, "u-1"),))
+        self.service = NodeService(
+            on_report=self.said.append,
+            on_lost=self.lost.append,
+            orders=lambda node: self.orders,
+            leads=lambda: self.server.follows,
+            clock=CLOCK,
+            has_tls=tls is not None,
+        )
+        self.server = LinkServer(
+            "127.0.0.1:0",
+            on_claim=self._none,
+            on_release_unbound=self._none,
+            queries=self._none,
+            clock=CLOCK,
+            tls=tls,
+            services=(self.service.handlers,),
+        )
+
+    async def _none(self, *_):
+        return ClaimGrant(1, "", 1)
+
+    async def start(self, *, leads=True, leader=""):
+        await self.server.start()
+        self.server.set_leader(leads, leader or self.server.address, term="t")
+        return self
+
+
+async def until(reached, timeout_s=8.0):
+    async with asyncio.timeout(timeout_s):
+        while not reached():
+            await asyncio.sleep(0.01)
+
+
+def agent(addresses, node="kube-1", **how):
+    got = []
+    client = NodeClient(
+        addresses, node, clock=CLOCK, rng=random.random, on_orders=got.append, **how
+    )
+    return client, got
+
+
+async def test_a_report_reaches_the_leader_and_orders_come_back():
+    bridge = await Bridge().start()
+    client, orders = agent([bridge.server.address])
+    task = asyncio.create_task(client.run())
+    client.tell(REPORT, CLOCK.monotonic() - 0.2, now=True)
+    await until(lambda: bridge.said and orders)
+    said = bridge.said[0]
+    assert (said.node, said.report) == ("kube-1", REPORT)
+    assert 0.2 <= CLOCK.monotonic() - said.as_of < 5
+    assert orders == [bridge.orders]
+    assert client.connected
+    count = len(bridge.said)
+    changed = NodeReport("gpu001", registered=False, is_whole=True)
+    client.tell(changed, CLOCK.monotonic(), now=True)
+    await until(lambda: bridge.said[-1].report == changed)
+    # It goes on each second without a change.
+    await until(lambda: len(bridge.said) >= count + 2)
+    task.cancel()
+    await until(lambda: bridge.lost == ["kube-1"])
+    await bridge.server.stop()
+
+
+async def test_a_follower_points_to_the_leader():
+    leader = await Bridge().start()
+    follower = await Bridge().start(leads=False, leader=leader.server.address)
+    client, _ = agent([follower.server.address])
+    task = asyncio.create_task(client.run())
+    client.tell(REPORT, CLOCK.monotonic(), now=True)
+    await until(lambda: leader.said)
+    assert follower.said == []
+    task.cancel()
+    await leader.server.stop()
+    await follower.server.stop()
+
+
+@pytest.mark.parametrize(("name", "taken"), [("system:node:kube-1", True), ("kube-2", False)])
+async def test_a_node_speaks_only_for_itself(tmp_path, name, taken):
+    authority = Certificates(tmp_path)
+    bridge = await Bridge(authority.issue("bridge", "IP:127.0.0.1", "DNS:bridge")).start()
+    client, _ = agent(
+        [bridge.server.address],
+        tls=authority.issue(name, "DNS:agent"),
+        server_name="bridge",
+    )
+    task = asyncio.create_task(client.run())
+    client.tell(REPORT, CLOCK.monotonic(), now=True)
+    if taken:
+        await until(lambda: bridge.said)
+    else:
+        await asyncio.sleep(1.5)
+        assert bridge.said == []
+        assert not client.connected
+    task.cancel()
+    await bridge.server.stop()
+
+
+def test_names_of_certificates_are_compared_as_a_whole():
+    forms = ("{node}", "system:node:{node}")
+    assert speaks_for("a", ["x", "system:node:a"], forms)
+    assert not speaks_for("a", ["system:node:ab", "a.evil"], forms)
