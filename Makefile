@@ -43,6 +43,7 @@ test-node: venv ## the node agent on real kubelets with real containers (root); 
 	@$(PYTEST) tests/node $(ARGS)
 
 test-gpu: venv ## discovery, map, idle check and process list against a real NVIDIA driver, where there is one
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[nvidia]'
 	@$(PYTEST) tests/gpu -rs $(ARGS)
 
 lint: venv ## ruff: rules and format
