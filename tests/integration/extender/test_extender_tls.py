@@ -128,8 +128,10 @@ def test_files_that_cannot_be_used_at_the_start_are_a_configuration_error(tmp_pa
 def test_plain_text_over_a_network_and_half_a_configuration_are_refused(args, said):
     # A process of its own: gRPC does not outlive the event loop that it met first.
     done = subprocess.run(
-        [sys.executable, "-m", "extender", "run", "--bridge", "127.0.0.1:1"]
-        + ["--kubeconfig", "/nowhere", *args],
+        [
+            *(sys.executable, "-m", "extender", "run", "--bridge", "127.0.0.1:1"),
+            *("--kubeconfig", "/nowhere", *args),
+        ],
         capture_output=True,
         text=True,
         timeout=60,
