@@ -68,6 +68,10 @@ GIVEN_S: Final = 5.0
 FETCH_S: Final = 2.0
 VERIFY_S: Final = 10.0
 STUCK_S: Final = 60.0
+LEAVE_LEAST_S: Final = 1.5
+"""How long the plugin is served after SIGTERM at least: the bridge hears of it within a second."""
+LEAVE_MOST_S: Final = 10.0
+"""And at most; less than the terminationGracePeriodSeconds of the DaemonSet."""
 
 
 class NodePods:
@@ -167,6 +171,7 @@ class Agent:
         self._turned = clock.monotonic()
         self._client: NodeClient | None = None
         self._woken = asyncio.Event()
+        self._leaving = False
 
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT.
@@ -234,6 +239,7 @@ class Agent:
                 done, _ = await asyncio.wait([ended, *tasks], return_when=asyncio.FIRST_COMPLETED)
                 for task in done - {ended}:
                     task.result()
+                await self._drain()
             finally:
                 for task in [ended, *tasks]:
                     task.cancel()
@@ -243,6 +249,27 @@ class Agent:
                 await self._gate.stop()
                 await self._lister.close()
                 await admin.stop()
+
+    async def _drain(self) -> None:
+        """Leave without losing a pod: say that we go, and serve those that are on their way.
+
+        A pod that the kubelet admits without a plugin fails for good. The bridge binds none here
+        once it has heard; those bound before are admitted within a second.
+        """
+        self._leaving = True
+        self._woken.set()
+        began = self._clock.monotonic()
+        _log.info("agent leaves: serves the pods that are bound already")
+        while (away := self._clock.monotonic() - began) < LEAVE_MOST_S:
+            waiting = [
+                pod.ref
+                for pod in self._pods.known()
+                if pod.wants and pod.job_id and not pod.is_over and not pod.deleting
+                if pod.uid not in self.book.pods
+            ]
+            if away > LEAVE_LEAST_S and not waiting:
+                return
+            await self._clock.sleep(0.1)
 
     # What the parts ask.
 
@@ -423,7 +450,9 @@ class Agent:
                 )
         return NodeReport(
             slurm_node=self.slurm_name,
-            registered=self._registration.registered and not self._devices.fault,
+            registered=(
+                self._registration.registered and not self._devices.fault and not self._leaving
+            ),
             is_whole=sample.is_whole,
             fault=self._devices.fault,
             gpus=tuple(
