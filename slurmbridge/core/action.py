@@ -87,6 +87,13 @@ class Lift(Action, frozen=True):
     cause: str = ""
 
 
+class LookGroup(Action, frozen=True):
+    """Read the object that tells a group's size -> GroupLooked. path: of the API, without `/`."""
+
+    key: str
+    path: str
+
+
 class Evict(Action, frozen=True):
     """Evict a pod, with its own grace -> Evicted."""
 

@@ -93,7 +93,9 @@ def take_in(state: State, pod: PodRecord) -> None:
 
 
 def _has_ended(state: State, pod: PodRecord, written: Written) -> bool:
-    job = state.snapshot.jobs.get(written.job_id) if state.snapshot is not None else None
+    if state.snapshot is None or written.job_id in state.by_job:
+        return False  # the id is a younger claim's
+    job = state.snapshot.jobs.get(written.job_id)
     return job is not None and state.is_claim_of(job, pod.uid) and not is_live(job)
 
 
@@ -104,7 +106,7 @@ def begin(state: State, entry: Entry, why: str, *, at_once: bool = False) -> Non
     entry.why = why
     entry.cover_since = state.now
     entry.cover_gpus_known = entry.claim is not None
-    entry.claim = None
+    entry.claim, entry.refused = None, ""
     if at_once:
         ask_for(state, entry)
     else:
@@ -114,7 +116,7 @@ def begin(state: State, entry: Entry, why: str, *, at_once: bool = False) -> Non
 def ask_for(state: State, entry: Entry) -> None:
     """Ask for a claim on exactly the pod's GPUs."""
     if entry.request is not None:
-        entry.asked_at, entry.boot = state.now, state.boot
+        entry.asked_at, entry.boot, entry.refused = state.now, state.boot, ""
         cause = entry.cause or entry.uid[:8]
         state.out.append(Cover(entry.uid, entry.request, entry.gpus.indices, cause))
 
@@ -139,10 +141,12 @@ def check(state: State, entry: Entry) -> None:
             release.end_job(state, entry.uid, job, "it does not cover the pod's GPUs")
         else:
             doubtful = doubtful or job
-    if doubtful is None:
-        ask_for(state, entry)
-    else:
+    if doubtful is not None:
         _two_truths(state, entry, doubtful)
+    elif entry.refused:
+        _fail(state, entry, entry.refused)
+    else:
+        ask_for(state, entry)
 
 
 def _two_truths(state: State, entry: Entry, job: SlurmJob) -> None:
@@ -182,15 +186,17 @@ def on_covered(state: State, event: Covered) -> None:
 
 
 def on_cover_refused(state: State, event: CoverRefused) -> None:
-    """Someone else has the pod's GPUs, or its node: it has to stop at once."""
+    """Someone else has the pod's GPUs, or its node: it has to stop.
+
+    Unless that someone is the pod itself, by a Cover whose answer was lost: one more reading tells.
+    """
     entry = state.book.get(event.uid)
     if entry is None or entry.phase is not Phase.COVERING or entry.asked_at is None:
         return
     patient = state.now - entry.cover_since < PATIENCE_S
-    if patient and (event.reason in PASSING or _is_in_our_own_way(state, entry)):
-        on_cover_failed(state, entry)
-        return
-    _fail(state, entry, event.text)
+    if not patient or not (event.reason in PASSING or _is_in_our_own_way(state, entry)):
+        entry.refused = event.text
+    on_cover_failed(state, entry)
 
 
 def on_cover_failed(state: State, entry: Entry) -> None:

@@ -160,6 +160,19 @@ class Lifted(Event, frozen=True):
     uid: str
 
 
+class GroupLooked(Event, frozen=True):
+    """The object of a group was read; size None: it is not there, or tells none."""
+
+    key: str
+    size: int | None
+
+
+class TopologyRead(Event, frozen=True):
+    """What `scontrol show topology` prints; "" where Slurm has none."""
+
+    text: str
+
+
 class Evicted(Event, frozen=True):
     """The API server has taken a pod's eviction (its grace period runs)."""
 

@@ -170,9 +170,8 @@ def on_allocated(state: State, event: Allocated) -> None:
         return
     if others_on(state, entry, claim.gpus):
         answer.all_no(state, entry, "gpu_busy", "Slurm gave GPUs that another pod may still use")
-        state.set_job(entry, claim.job_id)
-        entry.gpus, entry.phase = claim.gpus, Phase.DOUBT
-        release.end_entry(state, entry, "another pod may still use its GPUs")
+        state.drop(entry)
+        release.end_claim(state, claim, "another pod may still use its GPUs")
         return
     settle.take(state, entry, claim)
 

@@ -26,6 +26,12 @@ def on_held(state: State, entry: Entry) -> None:
     pod = state.pods.get(entry.uid)
     if pod is None or pod.node or pod.deleting_since is not None:
         return
+    if is_gated(pod) and pod.group is not None:
+        # All or none: `gang` lifts the last one's claim with all others.
+        entry.planned, entry.promised = True, 0
+        state.waiting.gangs_due.add(pod.group.key)
+        state.waiting.consider.add(pod.uid)
+        return
     if is_gated(pod) or entry.uid in state.waiting.lifted:
         entry.planned = True
         if is_gated(pod):

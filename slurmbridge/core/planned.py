@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slurmbridge.core import lift, publish, release
+from slurmbridge.core import gang, lift, publish, release
 from slurmbridge.core.action import Allocate, AnnotatePod, Queue
 from slurmbridge.core.settle import request_for
 from slurmbridge.core.state import Entry, Phase, State, asked_gpus
@@ -53,6 +53,9 @@ def after_event(state: State) -> None:
         _sort_in(state, uid)
     if waiting.grew:
         waiting.look_anew()
+        waiting.gangs_due |= waiting.gangs.keys()
+    if waiting.gangs_due:
+        gang.run(state)
     if waiting.buckets and waiting.has_turn:
         _claim(state)
 
@@ -74,7 +77,9 @@ def tick(state: State) -> None:
             and state.now - entry.since > REPLAN_S
         ):
             _cannot_use(state, entry)
+    gang.tick(state)
     if not waiting.buckets:
+        after_event(state)
         return
     pauses = [*waiting.nodes_after.values(), *waiting.asks_after.values()]
     if any(waiting.looked_at < p.until <= state.now for p in pauses) or (
@@ -111,6 +116,7 @@ def on_refused(state: State, entry: Entry, reason: str) -> None:
     waiting = state.waiting
     if not entry.planned:
         return
+    gang.on_refused(state, entry)
     if reason in ABOUT_ASK and entry.request is not None:
         ask = entry.request.ask
         waiting.asks_after[ask] = _longer(state, waiting.asks_after.get(ask), ASK_PAUSE_S)
@@ -125,12 +131,15 @@ def keeps(state: State, entry: Entry, pod: PodRecord) -> bool:
     if not lift.is_gated(pod):
         return False
     entry.since = state.now
-    lift.lift(state, entry, pod)
+    lift.on_held(state, entry)
     return True
 
 
 def _cannot_use(state: State, entry: Entry) -> None:
     """kube-scheduler has looked at the claim's node and cannot use it for the pod."""
+    if entry.uid in state.waiting.gang_of:
+        gang.cannot_use(state, entry)
+        return
     excluded = state.waiting.excluded.setdefault(entry.uid, {})
     excluded[entry.kube_node] = state.now + EXCLUDE_S
     if len(excluded) >= MOST_EXCLUDED:
@@ -143,8 +152,12 @@ def _sort_in(state: State, uid: str) -> None:
     if pod is None or pod.node or pod.is_over or pod.deleting_since is not None:
         waiting.forget(uid)
         return
+    if pod.group is not None and lift.is_gated(pod):
+        waiting.remove(uid)
+        gang.join(state, pod)
+        return
     is_ours = lift.is_gated(pod) or (uid in waiting.lifted and not pod.gates)
-    if uid in state.book or not is_ours or pod.annotations.get(keys.GROUP):
+    if uid in state.book or not is_ours:
         waiting.remove(uid)
         return
     ask = resolve(pod, state.settings.policy)

@@ -181,14 +181,14 @@ def tell_kept(state: State, kube_node: str, ref: str) -> None:
 
 
 def on_hold_looked(state: State, entry: Entry, pod: PodRecord | None) -> None:
-    """An unbound claim was looked into: is the pod still waiting for it?"""
+    """An unbound claim was looked into: is the pod still waiting for it?
+
+    Whoever was told to bind since then has called the look off (`answer.yes`).
+    """
     entry.pod_looking = None
     if pod is None or pod.node:
         return  # the watch will tell how it ended; `pods.see` has settled that it is bound
-    waits = not pod.is_over and pod.deleting_since is None
-    if waits and entry.phase is Phase.QUEUED:
+    if entry.phase is Phase.QUEUED and not pod.is_over and pod.deleting_since is None:
         entry.since = state.now
-    elif waits and entry.promised > 0 and state.now - entry.since <= state.settings.hold_s:
-        return  # somebody was told to bind since we asked
     else:
         end_entry(state, entry, "the pod was not bound in time")

@@ -46,6 +46,8 @@ class Settings(msgspec.Struct, frozen=True):
     asked about a claim without a pod after this. answer_s: an action that was not answered for
     this long counts as failed.
     renew_share: a rolling claim is renewed when less than this share of its minutes is left.
+    group_s: a group that is not complete after this is told so. climb_s: a preferred topology wish
+    holds for this long. topology_labels: node labels of the levels, root first.
     planned_at_once: so many claims of the planned way are asked of Slurm at a time.
     """
 
@@ -63,6 +65,9 @@ class Settings(msgspec.Struct, frozen=True):
     renew_share: float = 0.5
     node_annotation_s: float = 15.0
     planned_at_once: int = 32
+    group_s: float = 300.0
+    climb_s: float = 120.0
+    topology_labels: tuple[str, ...] = ("topology.kubernetes.io/zone",)
     slurm_node_label: str = ""
     names: tuple[tuple[str, str], ...] = ()
     selector: tuple[tuple[str, str], ...] = ()

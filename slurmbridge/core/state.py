@@ -64,7 +64,8 @@ class Entry:
     promised: how many askers were told to bind and have not said that they could not.
     pod_looking: a look at the pod is under way since then. asked_at: a Cover is under way since
     then. cover_since: when the first of them was asked. cover_gpus_known: the GPUs to cover are
-    those of a claim that we had, not only what the pod's annotations say.
+    those of a claim that we had, not only what the pod's annotations say. refused: why the last
+    Cover was refused for good.
     planned: claimed before kube-scheduler has seen the pod. lift_at: its gate is being taken off
     since then.
     """
@@ -90,6 +91,7 @@ class Entry:
     asked_at: float | None = None
     cover_since: float = 0.0
     cover_gpus_known: bool = False
+    refused: str = ""
     evicted_at: float | None = None
     linger_until: float = 0.0
     told_kept: bool = False

@@ -68,8 +68,6 @@ def _settle_doubts(state: State) -> None:
 
 def _end_extras(state: State, entry: Entry, jobs: list[SlurmJob]) -> None:
     """One claim per pod: the others go, once it is certain which is the one."""
-    if state.snapshot is None or state.snapshot.began <= entry.since:
-        return
     if entry.phase is not Phase.LOST and all(job.id != entry.job_id for job in jobs):
         return  # its own is not shown: `audit` looks into that first
     for job in jobs:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from slurmbridge.pool.claim import Ask
 from slurmbridge.pool.record import PodRecord
+from slurmbridge.topology.graph import Topology
 
 
 class Like(NamedTuple):
@@ -53,6 +54,35 @@ class Pause(NamedTuple):
 
 
 @dataclass(slots=True)
+class GangState:
+    """A group that is planned as a whole.
+
+    members: UIDs of its pods behind our gate, and of those that were. size: None: not known yet,
+    looked for since `asked_at`. since: when the first member came; complete_at: when the last.
+    rolling: an attempt failed, what it holds is given back. after: not tried again before.
+    text: what it waits for. level, domain, shorts: of its place, and why it is not lower.
+    told: members that were told the text.
+    """
+
+    key: str
+    since: float
+    members: set[str] = field(default_factory=set)
+    size: int | None = None
+    asked_at: float = float("-inf")
+    complete_at: float | None = None
+    rolling: bool = False
+    pause: Pause | None = None
+    text: str = ""
+    text_since: float = 0.0
+    level: str = ""
+    domain: str = ""
+    shorts: tuple[str, ...] = ()
+    told: str = ""
+    attempts: int = 0
+    looked_generation: object = None
+
+
+@dataclass(slots=True)
 class Waiting:
     """All of them, and what the planner remembers of them.
 
@@ -60,6 +90,8 @@ class Waiting:
     and turn of each pod. faults: pods that can be planned nowhere, and what they were told.
     lifted: pods whose gate we took off in this term and that are not bound yet. excluded: nodes
     that kube-scheduler could not use for a pod, with the time until which they are left out.
+    gangs: groups by key, gang_of: the key of each member, gangs_due: those that something has
+    happened to. topology: as compiled of `topology_of`; topology_text: what Slurm says of it.
     asking: pods with an allocation under way. grew: some node has more room than when the buckets
     were looked at. nodes_after, asks_after: what Slurm has refused, not asked for again before.
     """
@@ -75,6 +107,12 @@ class Waiting:
     looked_at: float = float("-inf")
     nodes_after: dict[str, Pause] = field(default_factory=dict)
     asks_after: dict[Ask, Pause] = field(default_factory=dict)
+    gangs: dict[str, GangState] = field(default_factory=dict)
+    gang_of: dict[str, str] = field(default_factory=dict)
+    gangs_due: set[str] = field(default_factory=set)
+    topology: Topology | None = None
+    topology_of: object = None
+    topology_text: str = ""
 
     def put(self, pod: PodRecord, like: Like) -> None:
         """Sort a pod in, at its turn."""
@@ -108,6 +146,8 @@ class Waiting:
         self.faults.pop(uid, None)
         self.lifted.discard(uid)
         self.excluded.pop(uid, None)
+        if (key := self.gang_of.get(uid)) is not None:
+            self.gangs_due.add(key)
 
     def look_anew(self) -> None:
         """Look at the whole pool again for every bucket."""

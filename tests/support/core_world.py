@@ -87,6 +87,7 @@ class ModelJob:
     ended_at: float = 0.0
     revived_at: float = 0.0
     preempted_at: float | None = None
+    serial: int = 0
 
     @property
     def holds(self) -> bool:
@@ -128,6 +129,7 @@ class SlurmModel:
         self.now = now
         self.jobs: dict[int, ModelJob] = {}
         self.next_id = 10
+        self.serial = 0
         self.boot = now - 1000
         self.down: set[str] = set()
         self.forgets_use: set[str] = set()
@@ -183,6 +185,8 @@ class SlurmModel:
             self.next_id, node, gpus, name, comment, user_id, self.now, self.now + 60 * minutes
         )
         self.next_id += 1
+        self.serial += 1
+        job.serial = self.serial
         self.jobs[job.id] = job
         return job
 
@@ -313,7 +317,7 @@ class World:
     ops: int = 0
     made: int = 0
     steps: int = 0
-    issued: dict[int, float] = field(default_factory=dict)
+    issued: dict[int, int] = field(default_factory=dict)
     told: set[tuple[int, str, float | None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -399,7 +403,8 @@ class World:
         if self.answers:
             event = self.answers.pop(pick % len(self.answers))
             self._handle(event)
-            if how % 6 == 0:
+            # That one is a call of an extender, and not repeated.
+            if how % 6 == 0 and not isinstance(event, ev.UnboundReleased):
                 self._handle(event)
 
     def bind(self, pick: int, how: int) -> None:
@@ -597,7 +602,7 @@ class World:
                 self._take_reply(action)
             else:
                 self.actions.append(action)
-                self.issued[id(action)] = self.now
+                self.issued[id(action)] = self.slurm.serial
 
     def _take_reply(self, reply: act.Reply) -> None:
         uid = self.asks.pop(reply.op, None)
@@ -708,7 +713,7 @@ class World:
             case act.End(claim_id=claim_id, job_id=job_id):
                 job = self.slurm.jobs.get(job_id)
                 if job is not None and job.uid == claim_id.uid:
-                    if job.start > self.issued[id(action)]:
+                    if job.serial > self.issued[id(action)]:
                         # Same pod, same id, another claim: slurmctld has restarted in between.
                         self._fault(job.uid, ended=True)
                     self.slurm.cancel(job)

@@ -71,6 +71,42 @@ def test_what_could_not_be_written_is_written_again(story, pod):
     assert 2 <= len(notes) <= 3
 
 
+def test_a_cover_that_another_restart_has_undone_before_its_answer_came_is_made_again(story, pod):
+    forget(story)
+    claim = make_claim(11, pod, "n1", "2-3", granted=T0 + 12)
+    story.boot = T0 + 12.5
+    story.poll(at=13, began=11.5)
+    story.handle(ev.Covered("uid-a", claim))
+    assert only(story.poll(at=14), act.LookJob).job_id == 11
+    assert only(story.handle(ev.JobLooked("uid-a", 11, None)), act.Cover).indices == (2, 3)
+
+
+def test_the_same_pod_may_get_the_id_of_its_forgotten_claim_again():
+    pod = make_pod("a").gpus(2)
+    story = Story("n1").start(pod)
+    story.ask(pod, "n1")
+    story.grant(pod, 10, "n1", "0-1")
+    story.handle(ev.UnboundReleased("uid-a", 10))
+    assert only(story.handle(ev.PodLooked("uid-a", pod.obj)), act.End).job_id == 10
+    story.slurm(without=(10,)).boot = T0 + 2
+    story.forget().ask(pod, "n1")
+    story.grant(pod, 10, "n1", "0-1")
+    story.bind(pod, 10, "n1", "0-1")
+    assert none(story.pass_time(20), act.End)
+    assert story.phase(pod) == "bound"
+
+
+def test_while_the_pod_is_being_given_a_new_claim_an_old_one_is_not_ended_again():
+    pod = make_pod("a").gpus(2)
+    story = Story("n1").start(pod)
+    story.ask(pod, "n1")
+    story.grant(pod, 10, "n1", "0-1")
+    story.handle(ev.UnboundReleased("uid-a", 10))
+    story.handle(ev.PodLooked("uid-a", pod.obj))
+    story.forget().ask(pod, "n1")
+    assert none(story.pass_time(20), act.End)
+
+
 def test_a_refused_cover_evicts_the_pod(story, pod):
     forget(story)
     story.slurm(make_job(12).on("n1", "2-5"))
@@ -144,7 +180,7 @@ def test_if_it_cannot_be_covered_the_unbound_pod_just_waits_again(pod):
     story.grant(pod, 10, "n1", "2-3")
     forget(story)
     story.handle(ev.CoverRefused("uid-a", "indices", "taken"))
-    assert none(story.actions, act.Evict)
+    assert none(story.pass_time(2), act.Evict, act.Cover)
     assert story.phase(pod) == ""
 
 
@@ -206,7 +242,20 @@ def test_a_refusal_that_will_pass_is_tried_again_for_a_while(story, pod, reason)
     assert kinds(story.handle(ev.CoverRefused("uid-a", reason, "not yet"))) == ["PollNow"]
     assert kinds(story.poll(at=12)) == ["Cover"]
     story.handle(ev.CoverRefused("uid-a", reason, "not yet"), at=31)
+    story.poll(at=32)
     assert story.phase(pod) == "lost"
+
+
+def test_a_cover_refused_because_an_earlier_one_had_succeeded_unheard_costs_the_pod_nothing(
+    story, pod
+):
+    forget(story)
+    assert none(story.pass_time(50), act.Cover)
+    assert only(story.pass_time(15), act.Cover)
+    story.handle(ev.CoverRefused("uid-a", "indices", "job 11 has them"))
+    story.slurm(make_claim_job(11, pod, "n1", "2-3"))
+    assert none(story.pass_time(3), act.Evict, act.End)
+    assert (story.phase(pod), story.entry(pod).job_id) == ("bound", 11)
 
 
 def test_a_claim_of_ours_that_came_back_and_stands_in_the_way_is_ended_first(story, pod):

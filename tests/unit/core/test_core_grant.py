@@ -416,6 +416,16 @@ def test_a_refused_binding_is_looked_into_before_the_claim_ends(story, pod):
     assert only(story.handle(ev.PodLooked("uid-a", pod.obj)), act.End).job_id == 10
 
 
+def test_a_look_that_finds_no_pod_leaves_it_to_the_watch_to_tell_how_it_ended(story, pod):
+    story.ask(pod, "n1")
+    story.grant(pod, 10, "n1", "0-1")
+    story.handle(ev.UnboundReleased("uid-a", 10))
+    assert story.handle(ev.PodLooked("uid-a", None)) == []
+    assert story.phase(pod) == "held"
+    story.gone(make_pod("a").gpus(2).on("n1", 10, "0-1"))
+    assert story.phase(pod) == "lingering"
+
+
 def test_a_refused_binding_means_nothing_while_another_extender_may_bind(story, pod):
     story.ask(pod, "n1")
     story.ask(pod, "n1")

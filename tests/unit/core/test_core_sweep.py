@@ -211,6 +211,13 @@ def test_an_orphan_whose_pod_we_saw_deleted_unbound_is_ended_at_once(pod):
     assert only(story.poll(), act.End).job_id == 10
 
 
+def test_a_suspended_orphan_is_not_forgotten(pod):
+    story = Story("n1").start(pod)
+    story.gone(pod)
+    story.slurm(make_claim_job(10, pod, "n1", "0-1").state("SUSPENDED"))
+    assert only(story.poll(), act.End).job_id == 10
+
+
 def test_a_placeholder_without_a_pod_is_ended_at_once(pod):
     story = Story("n1").slurm(make_claim_job(10, pod).state("PENDING")).start()
     story.pass_time(6)
@@ -293,13 +300,15 @@ def test_a_reading_from_before_its_binding_makes_nobody_a_stray():
 def test_strays_that_cannot_be_covered_are_told_and_stay_charged_and_are_tried_again():
     story, _ = stray()
     story.pass_time(1)
-    tell = only(story.handle(ev.CoverRefused("uid-s", "busy", "no GPU is free")), act.Tell)
+    story.handle(ev.CoverRefused("uid-s", "busy", "no GPU is free"))
+    tell = only(story.pass_time(1), act.Tell)
     assert (tell.reason, tell.warning) == ("Stray", True)
     found = story.pass_time(25)
     assert none(found, act.Evict, act.Cover)
     assert story.free("n1") == 0
     assert only(story.pass_time(10), act.Cover).uid == "uid-s"
-    assert none(story.handle(ev.CoverRefused("uid-s", "busy", "no GPU is free")), act.Tell)
+    story.handle(ev.CoverRefused("uid-s", "busy", "no GPU is free"))
+    assert none(story.pass_time(1), act.Tell)
 
 
 def test_strays_are_reported_where_policy_says_so():
