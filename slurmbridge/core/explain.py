@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from slurmbridge.core import lift, publish
+from slurmbridge.core import gang, lift, publish
 from slurmbridge.core.state import Entry, Phase, State
 from slurmbridge.pool import keys
 from slurmbridge.pool.gres import format_indices
@@ -141,6 +141,8 @@ def explain(state: State, namespace: str, name: str) -> dict[str, Any] | None:
         "claim": _claim(entry),
         "ageSeconds": round(state.age_s, 3),
     }
+    if (group := gang.explain(state, pod)) is not None:
+        answer["group"] = group
     if not pod.node and not pod.is_over:
         answer["waits"] = _why_waiting(state, pod, entry)
     return answer

@@ -156,6 +156,10 @@ def _sort_in(state: State, uid: str) -> None:
         waiting.remove(uid)
         gang.join(state, pod)
         return
+    if (key := waiting.gang_of.get(uid)) is not None:
+        waiting.remove(uid)
+        waiting.gangs_due.add(key)
+        return
     is_ours = lift.is_gated(pod) or (uid in waiting.lifted and not pod.gates)
     if uid in state.book or not is_ours:
         waiting.remove(uid)

@@ -24,15 +24,14 @@ def refresh(state: State) -> None:
     if not state.dirty or state.snapshot is None:
         return
     charges = state.charges(state.dirty)
-    claims = {job_id: owner.uid for job_id, owner in state.ours.items()}
     for slurm_node in state.dirty:
         node = state.snapshot.nodes.get(slurm_node)
         if node is None:
             state.ledgers.pop(slurm_node, None)
         else:
-            state.ledgers[slurm_node] = build_node(
-                node, state.jobs_on.get(slurm_node, ()), claims, charges.get(slurm_node, ())
-            )
+            jobs = state.jobs_on.get(slurm_node, ())
+            claims = {j.id: state.ours[j.id].uid for j in jobs if j.id in state.ours}
+            state.ledgers[slurm_node] = build_node(node, jobs, claims, charges.get(slurm_node, ()))
         if kube_name := state.kube_of.get(slurm_node, ""):
             view = _view_of(state, kube_name, slurm_node, node)
             old = state.views.get(kube_name)

@@ -79,7 +79,6 @@ class GangState:
     shorts: tuple[str, ...] = ()
     told: str = ""
     attempts: int = 0
-    looked_generation: object = None
 
 
 @dataclass(slots=True)

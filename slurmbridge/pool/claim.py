@@ -9,6 +9,7 @@ forgotten claim to a stranger's job after a crash.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -57,6 +58,7 @@ def write_comment(claim_id: ClaimId, ref: str) -> str:
     return comment
 
 
+@lru_cache(maxsize=16_384)  # every reading shows the same claims again
 def read_comment(comment: str) -> ClaimId | None:
     """The identity in a comment, or None when the comment is not exactly of our form."""
     match = COMMENT_RE.fullmatch(comment)
@@ -74,12 +76,10 @@ def claim_of(job: SlurmJob, cluster: str, owner_uid: int) -> ClaimId | None:
             and comment is a forgery or an accident, and never touched.
 
     """
+    if job.user_id != owner_uid or job.name != ClaimId(cluster, "").job_name:
+        return None
     claim_id = read_comment(job.comment)
-    if claim_id is None or claim_id.cluster != cluster:
-        return None
-    if job.name != claim_id.job_name or job.user_id != owner_uid:
-        return None
-    return claim_id
+    return claim_id if claim_id is not None and claim_id.cluster == cluster else None
 
 
 def write_filler(claim_id: ClaimId) -> str:
