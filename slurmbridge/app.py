@@ -61,6 +61,7 @@ TICK_S: Final = 0.5
 CAMPAIGN_S: Final = 0.5
 RELOAD_S: Final = 5.0
 SWEEP_S: Final = 60.0
+LOOK_S: Final = 10.0
 MOST_EVENTS: Final = 200_000
 BATCH: Final = 500
 """Events that are handled before the view is published and other tasks get a turn."""
@@ -251,6 +252,7 @@ class Bridge:
                 group.create_task(self._tick())
                 group.create_task(self._sweep(claims, ClaimId(config.policy.cluster, "").job_name))
                 group.create_task(self._watch_config(machine))
+                group.create_task(self._read_topology(command, machine))
         finally:
             self._machine = None
             self._link.set_leader(False)
@@ -336,6 +338,22 @@ class Bridge:
             else:
                 if ended:
                     _log.info("fillers swept", count=ended)
+            await self._clock.sleep(SWEEP_S)
+
+    async def _read_topology(self, command: SlurmCommand, machine: Machine) -> None:
+        """What slurmctld says of its switches or blocks; it changes with a reconfigure only."""
+        while True:
+            try:
+                result = await command.run(["scontrol", "show", "topology"], timeout_s=LOOK_S)
+            except PeerRejected:
+                text = ""
+            except PeerError as error:
+                _log.warning("topology not read", error=str(error))
+                text = machine.state.waiting.topology_text
+            else:
+                text = result.stdout
+            if text != machine.state.waiting.topology_text:
+                self._emit(ev.TopologyRead(text))
             await self._clock.sleep(SWEEP_S)
 
     async def _handle_events(self, machine: Machine, carrier: Carrier) -> None:

@@ -11,17 +11,21 @@ import random  # noqa: TID251 - jitter of retries; the core never sees it
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
+import msgspec
+
 from slurmbridge.clock import Clock
 from slurmbridge.core import action as act
 from slurmbridge.core import event as ev
 from slurmbridge.kube import write
 from slurmbridge.kube.events import EventTeller, Subject
 from slurmbridge.kube.session import KubeSession
+from slurmbridge.kube.status import error_of
 from slurmbridge.log import cause_scope, get_logger
 from slurmbridge.metrics import Metrics
 from slurmbridge.pool import keys
 from slurmbridge.pool.claim import ClaimId
-from slurmbridge.pool.errors import PeerError, PeerRejected, PeerUnavailable
+from slurmbridge.pool.errors import PeerError, PeerProtocolError, PeerRejected, PeerUnavailable
+from slurmbridge.pool.group import size_in
 from slurmbridge.slurm.claims import ClaimUncertain, SlurmClaims
 from slurmbridge.slurm.reader import SlurmReader
 
@@ -146,6 +150,8 @@ class Carrier:
                 await self._evict(action)
             case act.Lift():
                 await self._lift(action)
+            case act.LookGroup(key=key, path=path):
+                self._emit(ev.GroupLooked(key, await self._group_size(path)))
             case act.AnnotatePod(uid=uid, namespace=namespace, name=name, annotations=values):
                 if keys.WAKE in values:
                     self._metrics.wakes.inc()
@@ -225,6 +231,18 @@ class Carrier:
         self._metrics.evictions.inc()
         _log.warning("pod evicted", uid=action.uid, pod=action.name, why=action.why)
         self._emit(ev.Evicted(action.uid))
+
+    async def _group_size(self, path: str) -> int | None:
+        answer = await self._session.exchange("GET", f"/{path}", deadline_s=LOOK_S)
+        if not answer.is_ok:
+            error = error_of(f"GET /{path}", answer)
+            if isinstance(error, PeerRejected) and error.reason == "notfound":
+                return None
+            raise error
+        try:
+            return size_in(path, msgspec.json.decode(answer.body))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise PeerProtocolError("kube-apiserver", f"GET /{path}", str(error)) from error
 
     async def _lift(self, action: act.Lift) -> None:
         """Nomination first: once the gate is off, kube-scheduler looks at the pod at once."""

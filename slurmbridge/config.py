@@ -94,11 +94,14 @@ class Pool(_Section, frozen=True):
     names: Kubernetes node name to Slurm node name, where they differ. Without an entry the node
         label counts, then the same name, then the same first part of the name in any case.
     slurm_node_label: node label that holds the Slurm name.
+    topology_labels: node labels of the levels of the topology, from the root down (zone before
+        rack). What Slurm says of its switches or blocks comes before them (docs/topology.md).
     """
 
     selector: Mapping[str, str] = {}
     names: Mapping[str, str] = {}
     slurm_node_label: str = "slurmbridge.dev/slurm-node"
+    topology_labels: tuple[str, ...] = ("topology.kubernetes.io/zone",)
 
 
 class Tls(_Section, frozen=True):
@@ -248,6 +251,7 @@ class Config(_Section, frozen=True):
             linger_s=self.rules.linger_s,
             node_annotation_s=self.rules.node_annotation_s,
             slurm_node_label=self.pool.slurm_node_label,
+            topology_labels=self.pool.topology_labels,
             names=tuple(sorted(self.pool.names.items())),
             selector=tuple(sorted(self.pool.selector.items())),
         )

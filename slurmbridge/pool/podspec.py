@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import Final
 
 from slurmbridge.pool.errors import ParseError
+from slurmbridge.pool.group import group_of
 from slurmbridge.pool.keys import PREFIX
 from slurmbridge.pool.quantity import (
     MAX_COUNT,
@@ -107,6 +108,7 @@ def read_pod(
         nominated=status.nominated_node_name or "",
         is_static=MIRROR_KEY in annotations,
         selector=tuple(sorted((spec.node_selector or {}).items())),
+        group=group_of(raw) if gpu is not None else None,
     )
 
 

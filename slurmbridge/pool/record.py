@@ -13,6 +13,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from slurmbridge.pool.group import Group
+
 
 class GpuCount(msgspec.Struct, frozen=True, gc=False):
     """So many GPUs of a type on a node. type is "" where Slurm does not type them."""
@@ -246,7 +248,7 @@ class PodRecord(msgspec.Struct, frozen=True):
     annotations: only keys with our prefix. waiting_on_us: kube-scheduler has said unschedulable.
     deleting_since: when its deletion was asked for. nominated: status.nominatedNodeName.
     is_static: the API copy of a kubelet's static pod: it cannot be evicted.
-    selector: spec.nodeSelector, sorted.
+    selector: spec.nodeSelector, sorted. group: which pods it starts together with.
     """
 
     uid: str
@@ -273,6 +275,7 @@ class PodRecord(msgspec.Struct, frozen=True):
     nominated: str = ""
     is_static: bool = False
     selector: tuple[tuple[str, str], ...] = ()
+    group: Group | None = None
 
     @property
     def ref(self) -> str:

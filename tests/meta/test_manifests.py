@@ -296,6 +296,13 @@ BRIDGE = {
     ("", "pods", "delete"),
     ("", "pods/eviction", "create"),
     ("", "pods/status", "patch"),
+    ("scheduling.x-k8s.io", "podgroups", "get"),
+    ("scheduling.k8s.io", "podgroups", "get"),
+    ("jobset.x-k8s.io", "jobsets", "get"),
+    *(
+        ("kubeflow.org", kind, "get")
+        for kind in ("pytorchjobs", "tfjobs", "mpijobs", "xgboostjobs", "paddlejobs", "jaxjobs")
+    ),
     ("", "nodes", "get"),
     ("", "nodes", "list"),
     ("", "nodes", "watch"),

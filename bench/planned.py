@@ -1,0 +1,251 @@
+"""Pods bound per second at 5,000 nodes: stock, idle extender, reactive, planned, with waiters.
+
+One run, one machine, one cluster: real etcd, API server, kube-scheduler and slurmctld; no kubelets.
+The pods of a phase are made before it begins; its rate is taken from the first to the last Binding.
+
+    stock      kube-scheduler alone
+    null       with an extender that answers all names (bench/null_extender.py)
+    reactive   our extender and bridge: a real Slurm claim for each pod, made in bind
+    planned    gated pods: a real claim for each, nomination, gate off, bind
+    waiters    planned, with as many gated pods more that fit nowhere
+
+The Slurm nodes are real to slurmctld: each was registered by a real slurmd, started in batches and
+ended again, but for the first, to which the pings of slurmctld to all others are passed on. A claim
+has no process and asks nothing of a slurmd; only its end would, and no claim ends here.
+
+    python bench/planned.py [--nodes N] [--pods N]
+
+Each line tells the CPU time per pod and process; the last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from slurmbridge.pool import keys  # noqa: E402
+from slurmbridge.pool.raw import RawPod  # noqa: E402
+from tests.support.cluster import Cluster  # noqa: E402
+from tests.support.kube_objects import pod  # noqa: E402
+from tests.support.product import Product  # noqa: E402
+from tests.support.slurm import SlurmCluster, SlurmConfig  # noqa: E402
+
+BATCH = 250
+PODS = "/api/v1/namespaces/default/pods"
+
+
+class Pings:
+    """Passes what slurmctld says to an ended slurmd on to the first one, which lives."""
+
+    def __init__(self) -> None:
+        self.first = 0
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+
+    def answer_for(self, port: int) -> None:
+        for _ in range(50):
+            start = asyncio.start_server(self._pass_on, "127.0.0.1", port)
+            try:
+                asyncio.run_coroutine_threadsafe(start, self._loop).result()
+            except OSError:
+                time.sleep(0.02)
+            else:
+                return
+        raise RuntimeError(f"port {port} stays taken")
+
+    async def _pass_on(self, reader: Any, writer: Any) -> None:
+        to_reader, to_writer = await asyncio.open_connection("127.0.0.1", self.first)
+        await asyncio.gather(self._copy(reader, to_writer), self._copy(to_reader, writer))
+
+    async def _copy(self, reader: Any, writer: Any) -> None:
+        try:
+            while data := await reader.read(65536):
+                writer.write(data)
+        finally:
+            writer.close()
+
+
+pings = Pings()
+
+
+class ThinSlurm(SlurmCluster):
+    """Many nodes: each registered by its slurmd, which is ended then."""
+
+    def start_slurmd(self, node: str) -> None:
+        pings.first = self._places.first_port + 2
+        super().start_slurmd(node)
+        self._batch = [*getattr(self, "_batch", []), node]
+        if len(self._batch) >= BATCH or node == self.node_names[-1]:
+            self._wait_for("a batch of nodes", self._is_registered, 120, "slurmctld")
+            for name in self._batch:
+                if name != self.node_names[0]:
+                    self.kill9_slurmd(name)
+                    pings.answer_for(self._places.first_port + 2 + self.node_names.index(name))
+            self._batch = []
+
+    def _is_registered(self) -> bool:
+        names = f"--nodes={','.join(self._batch)}"
+        text = self.run("sinfo", "-h", "-N", "-o", "%T", names, check=False)
+        time.sleep(0.2)
+        return text.split().count("idle") >= len(self._batch)
+
+
+class Event(msgspec.Struct):
+    """A watch event."""
+
+    type: str
+    object: RawPod
+
+
+async def bindings(cluster: Cluster, prefix: str, count: int, begin: Any, limit_s: float) -> list:
+    """Times at which the pods of a phase were bound, after `begin` has been called."""
+    decoder = msgspec.json.Decoder(Event)
+    seen: dict[str, float] = {}
+    async with cluster.kube.session() as session:
+        async with session.get(PODS, params={"limit": "1"}) as answer:
+            version = (await answer.json())["metadata"]["resourceVersion"]
+        params = {"watch": "1", "resourceVersion": version}
+        async with session.get(PODS, params=params, timeout=None) as stream:
+            began = asyncio.create_task(asyncio.to_thread(begin))
+            end = time.monotonic() + limit_s
+            rest = b""
+            while len(seen) < count:
+                async with asyncio.timeout(max(0.1, end - time.monotonic())):
+                    chunk = await stream.content.readany()
+                *lines, rest = (rest + chunk).split(b"\n")
+                for line in lines:
+                    event = decoder.decode(line)
+                    name = event.object.metadata.name
+                    if event.object.spec.node_name and name.startswith(prefix):
+                        seen.setdefault(name, time.monotonic())
+            await began
+    return sorted(seen.values())
+
+
+def measure(cluster: Cluster, prefix: str, count: int, begin: Any) -> float:
+    before = cpu_of_all()
+    times = asyncio.run(bindings(cluster, prefix, count, begin, 300))
+    seconds = times[-1] - times[0]
+    rate = (len(times) - 1) / seconds
+    used = {k: round(1000 * (v - before.get(k, 0.0)) / count, 2) for k, v in cpu_of_all().items()}
+    used = {k: v for k, v in sorted(used.items(), key=lambda i: -i[1]) if v >= 0.2}
+    print(f"{prefix:10} {rate:7.1f} pods/s   CPU ms/pod: {used}", flush=True)
+    return rate
+
+
+def cpu_of_all() -> dict[str, float]:
+    """CPU seconds by kind of process, ended children of each included."""
+    tick = os.sysconf("SC_CLK_TCK")
+    found: dict[str, float] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = path.read_text()
+            line = (path.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+        fields = text.rpartition(")")[2].split()
+        words = ("kube-scheduler", "kube-apiserver", " etcd", "slurmctld", "munged",
+                 "null_extender", "slurmbridge run", "extender run", "bench/planned")  # fmt: skip
+        for word in words:
+            if word in line:
+                own = sum(int(f) for f in fields[11:13]) / tick
+                children = sum(int(f) for f in fields[13:15]) / tick
+                found[word.strip()] = found.get(word.strip(), 0.0) + own
+                if word == "slurmbridge run":
+                    found["Slurm tools"] = found.get("Slurm tools", 0.0) + children
+                break
+    return found
+
+
+def make(cluster: Cluster, prefix: str, count: int, **fields: Any) -> None:
+    bodies = [pod(f"{prefix}{i}", **{"gpus": 1} | fields) for i in range(count)]
+    cluster.kube.api.create_all(bodies)
+
+
+def delete(cluster: Cluster) -> None:
+    names = [p["metadata"]["name"] for p in cluster.kube.api.items(PODS)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: cluster.kube.api.delete(f"{PODS}/{n}", grace_s=0), names))
+
+
+def run(nodes: int, pods: int) -> dict[str, Any]:
+    config = SlurmConfig(nodes=nodes, extra=("SlurmdTimeout=0",))
+    cluster = Cluster(config, scheduler=False, hollow=False)
+    cluster.slurm = ThinSlurm(config)
+    cluster.checker = type(cluster.checker)(cluster.slurm, cluster.kube)
+    with cluster:
+        print(f"{nodes} nodes are up", flush=True)
+        kube = cluster.kube
+        make(cluster, "stock", pods)
+        stock = measure(cluster, "stock", pods, lambda: kube.start_scheduler(name="s1"))
+        kube.kill9_scheduler("s1")
+        delete(cluster)
+        with subprocess.Popen(
+            [sys.executable, str(ROOT / "bench/null_extender.py"), "0"], stdout=subprocess.PIPE
+        ) as null:
+            assert null.stdout is not None
+            port = int(null.stdout.readline())
+            extender = {
+                "urlPrefix": f"http://127.0.0.1:{port}",
+                "filterVerb": "filter",
+                "prioritizeVerb": "prioritize",
+                "weight": 1,
+                "nodeCacheCapable": True,
+                "httpTimeout": "30s",
+            }
+            make(cluster, "null", pods)
+            begin = lambda: kube.start_scheduler(name="s2", extenders=[extender])  # noqa: E731
+            null_rate = measure(cluster, "null", pods, begin)
+            kube.kill9_scheduler("s2")
+            null.kill()
+        delete(cluster)
+        with Product(cluster, start_scheduler=False) as product:
+            make(cluster, "reactive", pods)
+            begin = lambda: kube.start_scheduler(product.scheduler_config(), name="s3")  # noqa: E731
+            reactive = measure(cluster, "reactive", pods, begin)
+            product.kill9_bridge()
+            make(cluster, "planned", pods, gates=[keys.GATE])
+            planned = measure(cluster, "planned", pods, product.start_bridge)
+            product.kill9_bridge()
+            # Asks of 16 GPUs: no node has them.
+            make(cluster, "never", pods, gpus=16, gates=[keys.GATE])
+            make(cluster, "waiters", pods, gates=[keys.GATE])
+            waiters = measure(cluster, "waiters", pods, product.start_bridge)
+            sample = cluster.checker.sample()
+    return {
+        "nodes": nodes,
+        "pods": pods,
+        "cores": os.cpu_count(),
+        "stock_pods_per_s": round(stock, 1),
+        "null_pods_per_s": round(null_rate, 1),
+        "reactive_pods_per_s": round(reactive, 1),
+        "planned_pods_per_s": round(planned, 1),
+        "planned_with_waiters_pods_per_s": round(waiters, 1),
+        "ratio_reactive": round(reactive / stock, 2),
+        "ratio_planned": round(planned / stock, 2),
+        "ratio_with_waiters": round(waiters / planned, 2),
+        "violations": len(sample.violations),
+        "claims": sample.claims_running,
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nodes", type=int, default=5000)
+    parser.add_argument("--pods", type=int, default=1000)
+    arguments = parser.parse_args()
+    print(json.dumps(run(arguments.nodes, arguments.pods)))

@@ -1,0 +1,454 @@
+"""Gangs: pods that start together are placed together, claimed together, and let go together.
+
+A group is planned once all its members wait behind the gate: `topology.pack` lays them in the
+smallest domain, every member gets its claim, and only when all claims are held do the gates come
+off. One refusal, and everything that the attempt holds is given back: a gang never holds part of
+its nodes while it waits.
+
+`settle` looks at one gang and does the next thing; it is called whenever something about the gang
+may have changed and says the same again if nothing has, so a restart goes on where the last leader
+stopped: its claims are found in Slurm, the members behind their gates.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import numpy as np
+
+from slurmbridge.core import lift, publish, release
+from slurmbridge.core.action import Allocate, AnnotatePod, LookGroup, Tell
+from slurmbridge.core.event import GroupLooked, TopologyRead
+from slurmbridge.core.places import topology
+from slurmbridge.core.settle import request_for
+from slurmbridge.core.state import Entry, Phase, State, asked_gpus
+from slurmbridge.core.waiting import GangState, Pause
+from slurmbridge.pool import keys
+from slurmbridge.pool.claim import Ask
+from slurmbridge.pool.errors import ParseError
+from slurmbridge.pool.index import ViewIndex
+from slurmbridge.pool.policy import Refusal, resolve
+from slurmbridge.pool.record import PodRecord
+from slurmbridge.pool.verdict import PASSES, judge
+from slurmbridge.topology.beside import place_beside
+from slurmbridge.topology.gang import Gang, Placement, Wish, parse_topology_wish
+from slurmbridge.topology.gang import Refusal as NoPlace
+from slurmbridge.topology.index import Bools, Ints
+from slurmbridge.topology.pack import pack
+
+LOOK_SIZE_S = 5.0
+LOOK_AGAIN_S = 10.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
+EXCLUDE_S = 120.0
+TOLD_AFTER_S = 2.0
+_DIGITS = re.compile(r"\d+")
+
+
+def join(state: State, pod: PodRecord) -> None:
+    """A member waits behind the gate."""
+    if pod.group is None:
+        return
+    key = pod.group.key
+    gang = state.waiting.gangs.get(key)
+    if gang is None:
+        gang = state.waiting.gangs[key] = GangState(key, since=state.now)
+    gang.members.add(pod.uid)
+    state.waiting.gang_of[pod.uid] = key
+    state.waiting.gangs_due.add(key)
+
+
+def run(state: State) -> None:
+    """Do the next thing for every gang that something has happened to, oldest first."""
+    due, state.waiting.gangs_due = state.waiting.gangs_due, set()
+    if not state.is_synced or state.is_stale:
+        state.waiting.gangs_due = due
+        return
+    found = [g for key in due if (g := state.waiting.gangs.get(key)) is not None]
+    for gang in sorted(found, key=lambda g: (g.since, g.key)):
+        settle(state, gang)
+
+
+def tick(state: State) -> None:
+    """What time alone does."""
+    waiting = state.waiting
+    for gang in waiting.gangs.values():
+        pause = gang.pause
+        over = pause is not None and pause.until <= state.now < pause.until + 2.0
+        if over or (gang.text and state.now - gang.text_since > LOOK_AGAIN_S):
+            waiting.gangs_due.add(gang.key)
+        _tell(state, gang)
+
+
+def on_looked(state: State, event: GroupLooked) -> None:
+    """The size of a group."""
+    gang = state.waiting.gangs.get(event.key)
+    if gang is not None and event.size is not None:
+        gang.size = event.size
+        state.waiting.gangs_due.add(event.key)
+
+
+def on_topology_read(state: State, event: TopologyRead) -> None:
+    """What Slurm says of its switches or blocks."""
+    state.waiting.topology_text = event.text
+
+
+def on_refused(state: State, entry: Entry) -> None:
+    """Slurm refused a member's claim: the whole attempt is given up."""
+    gang = _gang_of(state, entry.uid)
+    if gang is not None:
+        _fail(state, gang)
+
+
+def cannot_use(state: State, entry: Entry) -> None:
+    """kube-scheduler cannot use a member's node: that member goes elsewhere, near the others."""
+    gang = _gang_of(state, entry.uid)
+    if gang is None:
+        return
+    excluded = state.waiting.excluded.setdefault(entry.uid, {})
+    excluded[entry.kube_node] = state.now + EXCLUDE_S
+    release.end_entry(state, entry, f"kube-scheduler cannot use {entry.kube_node} for the pod")
+    state.waiting.gangs_due.add(gang.key)
+
+
+def settle(state: State, gang: GangState) -> None:
+    """Look at a gang as it is, and do what comes next."""
+    members = _members(state, gang)
+    if not members:
+        return
+    waits = [p for p in members if not p.node]
+    entries = [e for p in waits if (e := state.book.get(p.uid)) is not None]
+    if any(e.phase in (Phase.ASKING, Phase.DOUBT) for e in entries):
+        return  # their answers come first
+    started = any(not lift.is_gated(p) for p in members)
+    held = [e for e in entries if e.phase is Phase.HELD]
+    if gang.rolling:
+        gang.rolling = False
+        if not started:
+            _give_back(state, held)
+            return
+    complete = _is_complete(state, gang, members)
+    started = any(not lift.is_gated(p) for p in members)
+    if not complete:
+        if not started:
+            _give_back(state, held)
+        return
+    missing = [p for p in members if not p.node and p.uid not in state.book]
+    if not missing:
+        _let_go(state, gang, held)
+        return
+    if gang.pause is not None and state.now < gang.pause.until:
+        return
+    plan = _plan(state, gang, members, missing)
+    if isinstance(plan, str):
+        _wait(state, gang, plan)
+        if not started:
+            _give_back(state, held)
+        return
+    gang.attempts += 1
+    for pod, (kube_node, ask) in plan.items():
+        _start(state, state.pods[pod], kube_node, ask)
+
+
+def _members(state: State, gang: GangState) -> list[PodRecord]:
+    """Its pods that are there and not over, in rank order; forgets the gang with the last one."""
+    for uid in list(gang.members):
+        pod = state.pods.get(uid)
+        if pod is None or pod.is_over or pod.deleting_since is not None:
+            gang.members.discard(uid)
+            state.waiting.gang_of.pop(uid, None)
+    if not gang.members:
+        state.waiting.gangs.pop(gang.key, None)
+        return []
+    return sorted((state.pods[uid] for uid in gang.members), key=_rank)
+
+
+def _rank(pod: PodRecord) -> tuple[tuple[int, ...], tuple[tuple[int, str], ...], float, str]:
+    """By rank where there is one, else by name, numbers in it as numbers."""
+    rank = pod.group.rank if pod.group is not None else ()
+    return rank, natural(pod.name), pod.created, pod.uid
+
+
+def natural(name: str) -> tuple[tuple[int, str], ...]:
+    """`w-10` after `w-9`."""
+    parts = [(-1, text) for text in _DIGITS.split(name)]
+    numbers = [(int(digits[:18]), "") for digits in _DIGITS.findall(name)]
+    return tuple(x for pair in zip(parts, [*numbers, (-1, "")], strict=False) for x in pair)
+
+
+def _is_complete(state: State, gang: GangState, members: list[PodRecord]) -> bool:
+    """Whether all have come; if not, the reason is kept."""
+    group = members[0].group
+    if group is None:
+        return False
+    fault = next((p.group.fault for p in members if p.group is not None and p.group.fault), "")
+    if fault:
+        _wait(state, gang, f"group: {fault}")
+        return False
+    sizes = {p.group.size for p in members if p.group is not None}
+    if len(sizes) > 1:
+        _wait(state, gang, "group: its members name different sizes")
+        return False
+    gang.size = group.size if group.size is not None else gang.size
+    if gang.size is None:
+        if group.size_from is not None and state.now - gang.asked_at >= LOOK_SIZE_S:
+            gang.asked_at = state.now
+            state.out.append(LookGroup(gang.key, group.size_from.path))
+        _wait(state, gang, "group: its size is not known yet")
+        return False
+    if len(members) < gang.size:
+        _find_others(state, gang, members)
+    if len(members) < gang.size:
+        gang.complete_at = None
+        text = f"group: waits for all of its {gang.size} pods"
+        if state.now - gang.since > state.settings.group_s:
+            text = f"group: given up, not all of its {gang.size} pods have come"
+        _wait(state, gang, text)
+        return False
+    if gang.complete_at is None:
+        gang.complete_at = state.now
+    return True
+
+
+def _find_others(state: State, gang: GangState, members: list[PodRecord]) -> None:
+    """Members that had their gates taken off by an earlier leader."""
+    for pod in state.pods.values():
+        is_its = pod.group is not None and pod.group.key == gang.key
+        if is_its and pod.uid not in gang.members and not pod.is_over and not pod.deleting_since:
+            gang.members.add(pod.uid)
+            state.waiting.gang_of[pod.uid] = gang.key
+            members.append(pod)
+    members.sort(key=_rank)
+
+
+def _plan(
+    state: State, gang: GangState, members: list[PodRecord], missing: list[PodRecord]
+) -> dict[str, tuple[str, Ask]] | str:
+    """Node and ask of each missing member by UID, or why there is no place."""
+    asks: dict[str, Ask] = {}
+    for pod in missing:
+        ask = resolve(pod, state.settings.policy)
+        if isinstance(ask, Refusal):
+            return f"{ask.reason}: {ask.text}"
+        asks[pod.uid] = ask
+    if len({a.gpu.type for a in asks.values()}) > 1:
+        return "group: members ask for different types of GPUs"
+    try:
+        text = next((p.group.topology for p in members if p.group and p.group.topology), "none")
+        wish = parse_topology_wish(text)
+    except ParseError as error:
+        return f"annotation: {keys.TOPOLOGY}: {error.text}"
+    index = publish.index(state)
+    places = topology(state, index)
+    free, total, candidates, slots = _room(state, index, missing, asks)
+    since = gang.complete_at if gang.complete_at is not None else state.now
+    climb = state.now - since > state.settings.climb_s
+    at = _standing(state, index, members)
+    if at:
+        return _beside(state, index, missing, asks, at, (free, total, candidates), wish, climb)
+    sizes = tuple(asks[p.uid].gpu.count for p in missing)
+    found = pack(
+        places, free, Gang(sizes), wish, climb=climb, candidates=candidates, total=total,
+        slots=slots,
+    )  # fmt: skip
+    if isinstance(found, NoPlace):
+        return _no_place(found)
+    _note_place(gang, found)
+    plan = {}
+    for pod, row in zip(missing, found.rows, strict=True):
+        plan[pod.uid] = (index.names[row], asks[pod.uid])
+    return plan
+
+
+def _room(
+    state: State, index: ViewIndex, missing: list[PodRecord], asks: dict[str, Ask]
+) -> tuple[Ints, Ints, Bools, Ints]:
+    """Free and all GPUs by row, nodes that may be used, and how many members a node holds.
+
+    A node must be open to the smallest member; CPUs and memory are counted by the largest.
+    """
+    smallest = min(asks.values(), key=lambda a: a.gpu.count)
+    most = msgspec.structs.replace(
+        smallest,
+        cpus=max(a.cpus for a in asks.values()),
+        memory_mib=max(a.memory_mib for a in asks.values()),
+        minutes=max(a.minutes for a in asks.values()),
+        rolling=any(a.rolling for a in asks.values()),
+    )
+    rows = np.arange(len(index), dtype=np.int32)
+    horizon = state.settings.policy.plan_horizon_minutes
+    codes = judge(most, "", index, rows, state.now, horizon_minutes=horizon)
+    candidates = codes == PASSES
+    selector = {pair for pod in missing for pair in pod.selector}
+    excluded = {n for pod in missing for n in state.waiting.excluded.get(pod.uid, {})}
+    for row in np.flatnonzero(candidates):
+        name = index.names[row]
+        node = state.kube_nodes.get(name)
+        pause = state.waiting.nodes_after.get(name)
+        candidates[row] = (
+            node is not None
+            and node.ready
+            and not node.unschedulable
+            and all(node.labels.get(k) == v for k, v in selector)
+            and name not in excluded
+            and (pause is None or state.now >= pause.until)
+        )
+    free, total = (index.of_type(t, most.gpu.type) for t in (index.free, index.total))
+    if free is None or total is None:
+        free, total = index.free[0], index.total[0]
+    slots = np.minimum(
+        index.cpus_free // max(1, most.cpus), index.memory_free // max(1, most.memory_mib)
+    )
+    wide = np.int64
+    return free.astype(wide), total.astype(wide), candidates, slots.astype(wide)
+
+
+def _standing(state: State, index: ViewIndex, members: list[PodRecord]) -> list[int]:
+    """Rows of the members that have their places."""
+    found = []
+    for pod in members:
+        entry = state.book.get(pod.uid)
+        name = pod.node or ("" if entry is None else entry.kube_node)
+        if name in index.row_of:
+            found.append(index.row_of[name])
+    return found
+
+
+def _beside(
+    state: State,
+    index: ViewIndex,
+    missing: list[PodRecord],
+    asks: dict[str, Ask],
+    at: list[int],
+    room: tuple[Ints, Ints, Bools],
+    wish: Wish,
+    climb: bool,
+) -> dict[str, tuple[str, Ask]] | str:
+    """The missing members one by one, each as near to the others as can be."""
+    free, total, candidates = room
+    places = topology(state, index)
+    plan = {}
+    for pod in missing:
+        count = asks[pod.uid].gpu.count
+        row = place_beside(
+            places, free, count, at, wish, climb=climb, candidates=candidates, total=total
+        )
+        if isinstance(row, NoPlace):
+            return _no_place(row)
+        free[row] -= count
+        at.append(row)
+        plan[pod.uid] = (index.names[row], asks[pod.uid])
+    return plan
+
+
+def _no_place(refusal: NoPlace) -> str:
+    lines = [str(short) for short in refusal.shorts]
+    return f"topology: {'; '.join(lines) or refusal.text}"[:480]
+
+
+def _note_place(gang: GangState, found: Placement) -> None:
+    gang.level, gang.domain = found.level, found.domain
+    gang.shorts = tuple(str(short) for short in found.shorts)
+
+
+def _start(state: State, pod: PodRecord, kube_node: str, ask: Ask) -> None:
+    slurm_node = state.slurm_of[kube_node]
+    request = request_for(state, pod, slurm_node, ask)
+    entry = Entry(
+        uid=pod.uid,
+        ref=pod.ref,
+        kube_node=kube_node,
+        slurm_node=slurm_node,
+        phase=Phase.ASKING,
+        since=state.now,
+        request=request,
+        gpus=asked_gpus(pod),
+        boot=state.boot,
+        cause=pod.uid[:8],
+        planned=True,
+    )
+    state.put(entry)
+    state.out.append(Allocate(pod.uid, request, entry.cause))
+
+
+def _let_go(state: State, gang: GangState, held: list[Entry]) -> None:
+    """All claims are held: all gates come off."""
+    gang.text, gang.pause = "", None
+    for entry in held:
+        pod = state.pods.get(entry.uid)
+        if pod is None or pod.node or entry.lift_at is not None:
+            continue
+        if lift.is_gated(pod):
+            where = f" in {gang.level} {gang.domain}" if gang.level else ""
+            text = f"{gang.size} pods are claimed together{where}"
+            if state.once("gang", pod.uid, 60):
+                state.out.append(Tell(pod.namespace, pod.name, pod.uid, "GangPlaced", text))
+            lift.lift(state, entry, pod)
+
+
+def _give_back(state: State, held: list[Entry]) -> None:
+    for entry in held:
+        release.end_entry(state, entry, "the gang cannot start as a whole")
+
+
+def _fail(state: State, gang: GangState) -> None:
+    """An attempt failed: wait a while, each time longer."""
+    gang.rolling = True
+    length = FIRST_PAUSE_S
+    if gang.pause is not None and state.now - gang.pause.until < gang.pause.length:
+        length = min(2 * gang.pause.length, LONGEST_PAUSE_S)
+    gang.pause = Pause(state.now + length, length)
+    state.waiting.gangs_due.add(gang.key)
+
+
+def _wait(state: State, gang: GangState, text: str) -> None:
+    gang.text, gang.text_since = text, state.now
+
+
+def _tell(state: State, gang: GangState) -> None:
+    """Write the reason on the members, once for each reason."""
+    if not gang.text or gang.told == gang.text or not state.once("gangtext", gang.key, 10):
+        return
+    gang.told = gang.text
+    for uid in gang.members:
+        pod = state.pods.get(uid)
+        if pod is not None and lift.is_gated(pod) and pod.annotations.get(keys.REASON) != gang.text:
+            note = {keys.REASON: gang.text}
+            state.out.append(AnnotatePod(pod.uid, pod.namespace, pod.name, note))
+
+
+def _gang_of(state: State, uid: str) -> GangState | None:
+    return state.waiting.gangs.get(state.waiting.gang_of.get(uid, ""))
+
+
+def explain(state: State, pod: PodRecord) -> dict[str, object] | None:
+    """What there is to say of a pod's group; None: a single pod."""
+    if pod.group is None:
+        return None
+    gang = state.waiting.gangs.get(pod.group.key)
+    if gang is None:
+        return {"name": pod.group.name, "kind": pod.group.kind, "planned": False}
+    rows = []
+    for rank, member in enumerate(_members(state, gang)):
+        entry = state.book.get(member.uid)
+        rows.append(
+            {
+                "rank": rank,
+                "pod": member.ref,
+                "node": member.node or (None if entry is None else entry.kube_node),
+                "claim": None if entry is None else str(entry.phase),
+                "jobId": None if entry is None else entry.job_id or None,
+            }
+        )
+    return {
+        "name": pod.group.name,
+        "kind": pod.group.kind,
+        "planned": True,
+        "size": gang.size,
+        "waits": gang.text or None,
+        "attempts": gang.attempts,
+        "level": gang.level or None,
+        "domain": gang.domain or None,
+        "whyNotLower": list(gang.shorts),
+        "members": rows,
+    }

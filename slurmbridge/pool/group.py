@@ -1,0 +1,202 @@
+"""Which group a pod belongs to, by the conventions that people use: pure look-ups, no object reads.
+
+In this order: our own annotations, `spec.schedulingGroup` (Kubernetes >= 1.36), the coscheduling
+PodGroup label (scheduler-plugins, and the older one that names the size itself), LeaderWorkerSet,
+JobSet, Kubeflow training (v1 operators, MPI), and a Job whose pods say a group size. A group is
+known by its kind, namespace, name *and* the UID of what made it, where a pod tells one: a second
+group of the same name is another group.
+
+The size comes from our `group-size` annotation, from the convention's own label, or from the object
+that made the pods (`SizeFrom`), never from counting the pods that have come so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from slurmbridge.pool import keys
+from slurmbridge.pool.raw import RawOwner, RawPod
+
+MAX_SIZE: Final = 10_000
+
+SCHEDULING_GROUP: Final = "scheduling.k8s.io"
+POD_GROUP: Final = "scheduling.x-k8s.io/pod-group"
+POD_GROUP_OLD: Final = "pod-group.scheduling.sigs.k8s.io/name"
+POD_GROUP_OLD_SIZE: Final = "pod-group.scheduling.sigs.k8s.io/min-available"
+LWS_NAME: Final = "leaderworkerset.sigs.k8s.io/name"
+LWS_GROUP: Final = "leaderworkerset.sigs.k8s.io/group-index"
+LWS_GROUP_KEY: Final = "leaderworkerset.sigs.k8s.io/group-key"
+LWS_WORKER: Final = "leaderworkerset.sigs.k8s.io/worker-index"
+LWS_SIZE: Final = "leaderworkerset.sigs.k8s.io/size"
+JOBSET_NAME: Final = "jobset.sigs.k8s.io/jobset-name"
+JOBSET_UID: Final = "jobset.sigs.k8s.io/jobset-uid"
+JOBSET_ATTEMPT: Final = "jobset.sigs.k8s.io/restart-attempt"
+JOBSET_GLOBAL: Final = "jobset.sigs.k8s.io/job-global-index"
+KUBEFLOW_NAME: Final = "training.kubeflow.org/job-name"
+KUBEFLOW_TYPE: Final = "training.kubeflow.org/replica-type"
+KUBEFLOW_INDEX: Final = "training.kubeflow.org/replica-index"
+COMPLETION_INDEX: Final = "batch.kubernetes.io/job-completion-index"
+
+NOTES: Final = frozenset({LWS_SIZE, COMPLETION_INDEX})
+"""Annotations that are read here besides our own."""
+
+_FIRST_ROLES: Final = ("launcher", "master", "chief", "ps")
+
+
+class SizeFrom(msgspec.Struct, frozen=True):
+    """The object that tells a group's size: an API path below the server's root."""
+
+    path: str
+
+
+class Group(msgspec.Struct, frozen=True):
+    """A pod's membership.
+
+    kind: the convention (`own`, `schedulinggroup`, `podgroup`, `lws`, `jobset`, `kubeflow`, `job`).
+    name: the group's name. owner: UID (and attempt) of what made it, "" when nobody says.
+    size: members that start together; None: `size_from` tells. rank: order of the member within
+    the group, compared as a tuple; members without a number come by name.
+    topology: the wish as the user wrote it, "" for none. fault: what of it cannot be read.
+    """
+
+    kind: str
+    namespace: str
+    name: str
+    owner: str = ""
+    size: int | None = None
+    size_from: SizeFrom | None = None
+    rank: tuple[int, ...] = ()
+    topology: str = ""
+    fault: str = ""
+
+    @property
+    def key(self) -> str:
+        """What two members of one group have in common, and of two groups never."""
+        return f"{self.kind}/{self.namespace}/{self.name}/{self.owner}"
+
+
+def group_of(raw: RawPod) -> Group | None:
+    """The group of a pod, None for a single pod."""
+    meta = raw.metadata
+    labels, notes = meta.labels or {}, meta.annotations or {}
+    owner = next((o for o in meta.owner_references or () if o.controller), None)
+    found = _named(raw, labels, notes, owner)
+    if found is None:
+        return None
+    fault = ""
+    if keys.GROUP_SIZE in notes:
+        size = _number(notes[keys.GROUP_SIZE])
+        if size is None or not 1 <= size <= MAX_SIZE:
+            fault = f"annotation {keys.GROUP_SIZE} must be a number from 1 to {MAX_SIZE}"
+        found = msgspec.structs.replace(found, size=size, size_from=None)
+    if keys.RANK in notes:
+        rank = _number(notes[keys.RANK])
+        if rank is None:
+            fault = fault or f"annotation {keys.RANK} must be a number"
+        else:
+            found = msgspec.structs.replace(found, rank=(rank,))
+    if found.size is None and found.size_from is None and not fault:
+        fault = f"the size of the group is not known: annotation {keys.GROUP_SIZE} is missing"
+    return msgspec.structs.replace(found, topology=notes.get(keys.TOPOLOGY, ""), fault=fault)
+
+
+def _named(
+    raw: RawPod, labels: Mapping[str, str], notes: Mapping[str, str], owner: RawOwner | None
+) -> Group | None:
+    """By the first convention that the pod follows."""
+    namespace = raw.metadata.namespace
+    index = _number(labels.get(COMPLETION_INDEX) or notes.get(COMPLETION_INDEX, ""))
+    rank = () if index is None else (index,)
+    by = "" if owner is None else owner.uid
+    if name := notes.get(keys.GROUP, ""):
+        return Group("own", namespace, name, by, rank=rank)
+    group = raw.spec.scheduling_group
+    if group is not None and group.pod_group_name:
+        path = f"apis/scheduling.k8s.io/v1beta1/namespaces/{namespace}/podgroups/"
+        size_from = SizeFrom(path + group.pod_group_name)
+        return Group("schedulinggroup", namespace, group.pod_group_name, "", None, size_from, rank)
+    if name := labels.get(POD_GROUP, ""):
+        path = f"apis/scheduling.x-k8s.io/v1alpha1/namespaces/{namespace}/podgroups/{name}"
+        return Group("podgroup", namespace, name, "", None, SizeFrom(path), rank)
+    if name := labels.get(POD_GROUP_OLD, ""):
+        size = _number(labels.get(POD_GROUP_OLD_SIZE, ""))
+        return Group("podgroup", namespace, name, "", size, rank=rank)
+    if name := labels.get(LWS_NAME, ""):
+        which = labels.get(LWS_GROUP, "0")
+        worker = _number(labels.get(LWS_WORKER, ""))
+        size = _number(notes.get(LWS_SIZE, ""))
+        unit = labels.get(LWS_GROUP_KEY, "")
+        worker_rank = () if worker is None else (worker,)
+        return Group("lws", namespace, f"{name}-{which}", unit, size, rank=worker_rank)
+    if name := labels.get(JOBSET_NAME, ""):
+        made = f"{labels.get(JOBSET_UID, '')}.{labels.get(JOBSET_ATTEMPT, '0')}"
+        job = _number(labels.get(JOBSET_GLOBAL, "")) or 0
+        path = f"apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets/{name}"
+        return Group("jobset", namespace, name, made, None, SizeFrom(path), (job, *rank))
+    if name := labels.get(KUBEFLOW_NAME, ""):
+        role = labels.get(KUBEFLOW_TYPE, "").lower()
+        number = _number(labels.get(KUBEFLOW_INDEX, "")) or 0
+        order = (0 if role in _FIRST_ROLES else 1, number)
+        return Group("kubeflow", namespace, name, by, None, _of_owner(namespace, owner), order)
+    if owner is not None and owner.kind == "Job" and keys.GROUP_SIZE in notes:
+        return Group("job", namespace, owner.name, by, rank=rank)
+    return None
+
+
+def size_in(path: str, value: Any) -> int | None:
+    """The size that an object tells; None: it tells none. path: that of its `SizeFrom`.
+
+    PodGroup: `spec.minMember`, or `spec.schedulingPolicy.gang.minCount` of the built-in one.
+    JobSet: the pods of all its Jobs. Kubeflow: all replicas.
+    """
+    spec = value.get("spec") if isinstance(value, dict) else None
+    if not isinstance(spec, dict):
+        return None
+    try:
+        size = _size(path, spec)
+    except (TypeError, AttributeError, ValueError):
+        return None
+    return size if size is not None and 1 <= size <= MAX_SIZE else None
+
+
+def _size(path: str, spec: dict[str, Any]) -> int | None:
+    if path.startswith("apis/scheduling.x-k8s.io/"):
+        return int(spec.get("minMember", 0))
+    if path.startswith("apis/scheduling.k8s.io/"):
+        return int(spec.get("schedulingPolicy", {}).get("gang", {}).get("minCount", 0))
+    if path.startswith("apis/jobset.x-k8s.io/"):
+        jobs = spec.get("replicatedJobs", [])
+        return sum(
+            int(j.get("replicas", 1)) * int(j["template"]["spec"].get("parallelism", 1))
+            for j in jobs
+        )
+    for name, replicas in spec.items():
+        if name.endswith("ReplicaSpecs"):
+            return sum(int(r.get("replicas", 1)) for r in replicas.values())
+    return None
+
+
+_KUBEFLOW: Final = {
+    "PyTorchJob": "pytorchjobs",
+    "TFJob": "tfjobs",
+    "MPIJob": "mpijobs",
+    "XGBoostJob": "xgboostjobs",
+    "PaddleJob": "paddlejobs",
+    "JAXJob": "jaxjobs",
+}
+
+
+def _of_owner(namespace: str, owner: RawOwner | None) -> SizeFrom | None:
+    if owner is None or owner.kind not in _KUBEFLOW:
+        return None
+    return SizeFrom(
+        f"apis/{owner.api_version}/namespaces/{namespace}/{_KUBEFLOW[owner.kind]}/{owner.name}"
+    )
+
+
+def _number(text: str) -> int | None:
+    """A non-negative number, None for anything else."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
