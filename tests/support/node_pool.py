@@ -223,6 +223,11 @@ class NodePool:
         """End the agent as a crash does."""
         self.node[node].kill9("agent")
 
+    def restart_agent(self, node: str) -> None:
+        """End the agent in order, as an update does, and start it again."""
+        self.node[node].terminate("agent", 40.0)
+        self.start_agent(node)
+
     def snapshot(self, node: str) -> dict[str, Any]:
         """What the agent knows (`/debug/snapshot`)."""
         from urllib.request import urlopen  # noqa: PLC0415
@@ -360,6 +365,10 @@ class NodePool:
     def get(self, name: str) -> dict[str, Any] | None:
         """The pod, None: there is none."""
         return self.kube.api.find(f"/api/v1/namespaces/default/pods/{name}")
+
+    def pods(self) -> list[dict[str, Any]]:
+        """All pods of the tests."""
+        return list(self.kube.api.items("/api/v1/namespaces/default/pods"))
 
     def phase(self, name: str) -> str:
         """Phase of a pod; "" when there is none."""
