@@ -1,0 +1,73 @@
+"""manifests/node as it is: it builds, is valid, and says what the code reads."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import kubernetes_validate
+import yaml
+
+from slurmbridge.config import parse
+from slurmbridge.node.gresconf import read_gres_conf
+from slurmbridge.pool.policy import Granularity
+from tests.support import binaries
+
+MANIFESTS = Path(__file__).parents[2] / "manifests"
+OVERLAY = """\
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [base]
+components: [node]
+"""
+
+
+def built(tmp_path):
+    for name in ("base", "node"):
+        shutil.copytree(MANIFESTS / name, tmp_path / name)
+    (tmp_path / "kustomization.yaml").write_text(OVERLAY)
+    argv = [*binaries.command("kubectl"), "kustomize", str(tmp_path)]
+    text = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout
+    return [
+        one for one in yaml.safe_load_all(text) if "slurmbridge-node" in one["metadata"]["name"]
+    ]
+
+
+def test_the_component_builds_into_valid_objects_of_our_namespace(tmp_path):
+    objects = built(tmp_path)
+    assert {one["kind"] for one in objects} == {
+        "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "ConfigMap", "DaemonSet",
+    }  # fmt: skip
+    for one in objects:
+        kubernetes_validate.validate(one, "1.37", strict=True)
+        if not one["kind"].startswith("Cluster"):
+            assert one["metadata"]["namespace"] == "slurmbridge"
+
+
+def test_the_agent_may_only_read_pods_and_is_not_privileged(tmp_path):
+    objects = {one["kind"]: one for one in built(tmp_path)}
+    assert objects["ClusterRole"]["rules"] == [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+    ]
+    spec = objects["DaemonSet"]["spec"]["template"]["spec"]
+    security = spec["containers"][0]["securityContext"]
+    assert not security.get("privileged")
+    assert security["capabilities"]["drop"] == ["ALL"]
+    assert not spec.get("hostNetwork")
+
+
+def test_the_config_map_is_read_by_the_agent(tmp_path):
+    objects = {one["kind"]: one for one in built(tmp_path)}
+    config = parse(objects["ConfigMap"]["data"]["config.yaml"].encode())
+    assert config.policy.granularity is Granularity.GPU
+    assert config.node.resource in config.policy.resources
+
+
+def test_the_snippets_for_slurm_are_what_the_code_takes():
+    folder = MANIFESTS / "node/slurm"
+    gpus = read_gres_conf((folder / "gres.conf.snippet").read_text(), "gpu007")
+    assert [gpu.index for gpu in gpus] == list(range(8))
+    for hook in ("epilog", "prolog"):
+        text = (folder / hook).read_text()
+        assert text.rstrip().endswith(f"slurm_script.py {hook}")
+        subprocess.run(["sh", "-n", str(folder / hook)], check=True)
+        assert f"{hook.capitalize()}=" in (folder / "slurm.conf.snippet").read_text()
