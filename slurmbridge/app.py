@@ -244,7 +244,7 @@ class Bridge:
         _log.info("leading", term=machine.state.term, cluster=config.policy.cluster)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._handle_events(machine, carrier))
+                group.create_task(self._handle_events(machine, carrier, poller))
                 group.create_task(poller.run())
                 group.create_task(self._reflect_pods(session, machine))
                 group.create_task(self._reflect_nodes(session, machine))
@@ -356,7 +356,7 @@ class Bridge:
                 self._emit(ev.TopologyRead(text))
             await self._clock.sleep(SWEEP_S)
 
-    async def _handle_events(self, machine: Machine, carrier: Carrier) -> None:
+    async def _handle_events(self, machine: Machine, carrier: Carrier, poller: Poller) -> None:
         """The one loop that feeds the machine."""
         assert self._link is not None  # noqa: S101 - set before the election begins
         while True:
@@ -367,6 +367,8 @@ class Bridge:
                 for action in machine.handle(event, self._clock.wall()):
                     if isinstance(action, act.Reply):
                         self._reply(action, machine.state.generation + 1)
+                    elif isinstance(action, act.PollNow):
+                        poller.poke()
                     else:
                         carrier.start(action)
                 if self._events.empty():

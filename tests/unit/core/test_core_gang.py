@@ -1,0 +1,160 @@
+"""Gangs in the pure core: all or none."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurmbridge.core import action as act
+from slurmbridge.core import event as ev
+from slurmbridge.core.gang import natural
+from slurmbridge.pool import keys
+from slurmbridge.pool.group import Group, SizeFrom
+from tests.support.builders import (
+    Story,
+    make_claim_job,
+    make_job,
+    make_kube_node,
+    make_pod,
+    make_settings,
+    none,
+    only,
+)
+
+RACKS = {"n1": "r1", "n2": "r1", "n3": "r2", "n4": "r2"}
+
+
+def member(i, size=2, gpus=8, group="g", wish="", **fields):
+    made = Group("own", "default", group, size=size, rank=(i,), topology=wish)
+    return make_pod(f"{group}{i}").gpus(gpus).but(gates=(keys.GATE,), group=made, **fields)
+
+
+def pool(*pods, jobs=(), **settings):
+    story = Story(*RACKS, settings=make_settings(topology_labels=("x/rack",), **settings))
+    for name, rack in RACKS.items():
+        story.kube_nodes[name] = make_kube_node(name).but(labels={"x/rack": rack})
+    return story.slurm(*jobs).start(*pods)
+
+
+def asked(actions):
+    return {a.uid: a.request.slurm_node for a in actions if isinstance(a, act.Allocate)}
+
+
+def test_nothing_is_claimed_before_all_have_come_and_then_all_in_one_rack():
+    story = pool()
+    assert asked(story.see(member(0))) == {}
+    found = asked(story.see(member(1)))
+    assert {RACKS[n] for n in found.values()} in ({"r1"}, {"r2"})
+    assert len(set(found.values())) == 2
+
+
+def test_the_gates_come_off_when_the_last_claim_is_held():
+    story = pool()
+    story.see(member(0))
+    nodes = asked(story.see(member(1)))
+    assert none(story.grant(member(0), 7, nodes["uid-g0"], "0-7"), act.Lift)
+    lifted = story.grant(member(1), 8, nodes["uid-g1"], "0-7")
+    assert {a.uid for a in lifted if isinstance(a, act.Lift)} == {"uid-g0", "uid-g1"}
+
+
+@pytest.mark.parametrize("refused_first", [True, False])
+def test_one_refusal_gives_everything_back_and_a_pause_follows(refused_first):
+    story = pool()
+    story.see(member(0))
+    nodes = asked(story.see(member(1)))
+    refusal = ev.AllocateRefused("uid-g1", "busy", "busy")
+    if refused_first:
+        story.handle(refusal)
+        actions = story.grant(member(0), 7, nodes["uid-g0"], "0-7")
+    else:
+        story.grant(member(0), 7, nodes["uid-g0"], "0-7")
+        actions = story.handle(refusal)
+    assert only(actions, act.End).job_id == 7
+    assert asked(actions) == {}
+    story.slurm(without=(7,))
+    again = asked(story.pass_time(6))
+    assert set(again) == {"uid-g0", "uid-g1"}
+
+
+def test_two_gangs_for_the_room_of_one_never_hold_half_each():
+    jobs = (make_job(1).on("n3", "0-7"), make_job(2).on("n4", "0-7"))
+    story = pool(jobs=jobs)
+    for i in range(2):
+        for group in "gh":
+            story.see(member(i, group=group))
+    found = asked(story.actions)
+    assert set(found) in ({"uid-g0", "uid-g1"}, {"uid-h0", "uid-h1"})
+
+
+def test_a_required_level_that_is_short_is_named_and_a_preferred_one_climbs():
+    pods = [member(i, size=3, wish="required:rack") for i in range(3)]
+    story = pool(*pods)
+    story.pass_time(12)
+    told = [a.annotations[keys.REASON] for a in story.of(act.AnnotatePod)]
+    assert "no rack holds it" in told[0]
+    assert asked(story.actions) == {}
+    pods = [member(i, size=3, wish="preferred:rack") for i in range(3)]
+    story = pool(*pods, climb_s=20)
+    assert asked(story.pass_time(15)) == {}
+    assert len(asked(story.pass_time(30))) == 3
+
+
+def test_after_a_kill_a_half_claimed_gang_is_completed_near_what_it_has():
+    pods = [member(0), member(1)]
+    job = make_claim_job(7, pods[0], "n3", "0-7")
+    story = pool(*pods, jobs=(job,))
+    assert asked(story.actions) == {"uid-g1": "n4"}
+
+
+def test_after_a_kill_a_half_claimed_gang_without_room_gives_back_what_it_has():
+    pods = [member(0), member(1)]
+    jobs = [make_claim_job(7, pods[0], "n3", "0-7")]
+    jobs += [make_job(i).on(n, "0-7") for i, n in ((1, "n1"), (2, "n2"), (4, "n4"))]
+    story = pool(*pods, jobs=jobs)
+    assert only(story.of(act.End), act.End).job_id == 7
+
+
+def test_after_a_kill_a_gang_that_is_let_go_in_part_is_let_go_as_a_whole():
+    bound = member(0).but(gates=()).on("n3", 7, "0-7")
+    jobs = [make_claim_job(7, bound, "n3", "0-7"), make_claim_job(8, member(1), "n4", "0-7")]
+    story = pool(bound, member(1), jobs=jobs)
+    assert only(story.of(act.Lift), act.Lift).uid == "uid-g1"
+    assert none(story.actions, act.End)
+
+
+def test_a_member_that_is_deleted_before_the_start_takes_the_others_claims_with_it():
+    story = pool()
+    story.see(member(0, size=3))
+    story.see(member(1, size=3))
+    nodes = asked(story.see(member(2, size=3)))
+    story.grant(member(0, size=3), 7, nodes["uid-g0"], "0-7")
+    story.gone(member(2, size=3))
+    story.handle(ev.AllocateRefused("uid-g2", "other", "gone"))
+    story.grant(member(1, size=3), 8, nodes["uid-g1"], "0-7")
+    story.pass_time(3)
+    assert {a.job_id for a in story.of(act.End)} == {7, 8}
+
+
+def test_a_group_that_never_completes_is_told_so_and_holds_nothing():
+    story = pool(member(0, size=3), group_s=60)
+    story.pass_time(90)
+    told = [a.annotations[keys.REASON] for a in story.of(act.AnnotatePod)]
+    assert told == [
+        "group: waits for all of its 3 pods",
+        "group: given up, not all of its 3 pods have come",
+    ]
+    assert asked(story.actions) == {}
+
+
+def test_the_size_is_asked_of_the_object_and_not_counted():
+    made = Group("podgroup", "default", "pg", size_from=SizeFrom("apis/x/podgroups/pg"))
+    pods = [make_pod(f"m{i}").but(gates=(keys.GATE,), group=made) for i in range(2)]
+    story = pool(*pods)
+    look = story.of(act.LookGroup)[0]
+    assert look.path == "apis/x/podgroups/pg"
+    assert asked(story.actions) == {}
+    assert len(asked(story.handle(ev.GroupLooked(look.key, 2)))) == 2
+
+
+def test_members_come_in_the_order_of_their_numbers():
+    names = ["w-10", "w-9", "w-1", "a-2-x-3", "a-2-x-20"]
+    assert sorted(names, key=natural) == ["a-2-x-3", "a-2-x-20", "w-1", "w-9", "w-10"]

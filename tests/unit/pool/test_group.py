@@ -1,0 +1,167 @@
+"""Groups by the conventions that people use."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from slurmbridge.pool.group import group_of, size_in
+from slurmbridge.pool.raw import RawPod
+
+OWNER = {"controller": True, "apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "u1"}
+TORCH = OWNER | {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob"}
+
+
+def pod(labels=None, notes=None, owner=None, spec=None):
+    ours = {f"slurmbridge.dev/{k}": v for k, v in (notes or {}).items() if "/" not in k}
+    others = {k: v for k, v in (notes or {}).items() if "/" in k}
+    body = {
+        "metadata": {
+            "name": "p", "namespace": "d", "uid": "x", "labels": labels or {},
+            "annotations": ours | others, "ownerReferences": [owner] if owner else [],
+        },
+        "spec": spec or {},
+    }  # fmt: skip
+    return msgspec.convert(body, RawPod)
+
+
+CASES = {
+    "a single pod": (pod(), None),
+    "a pod of a Job that says no size": (pod(owner=OWNER), None),
+    "our annotations": (
+        pod(notes={"group": "g", "group-size": "4", "rank": "2"}),
+        ("own", "g", "", 4, (2,)),
+    ),
+    "our annotations, made by a Job": (
+        pod(notes={"group": "g", "group-size": "4"}, owner=OWNER),
+        ("own", "g", "u1", 4, ()),
+    ),
+    "an Indexed Job": (
+        pod({"batch.kubernetes.io/job-completion-index": "3"}, {"group-size": "4"}, OWNER),
+        ("job", "j", "u1", 4, (3,)),
+    ),
+    "coscheduling": (
+        pod({"scheduling.x-k8s.io/pod-group": "pg"}),
+        ("podgroup", "pg", "", None, ()),
+    ),
+    "coscheduling before there was a PodGroup": (
+        pod(
+            {
+                "pod-group.scheduling.sigs.k8s.io/name": "pg",
+                "pod-group.scheduling.sigs.k8s.io/min-available": "3",
+            }
+        ),
+        ("podgroup", "pg", "", 3, ()),
+    ),
+    "the built-in one": (
+        pod(spec={"schedulingGroup": {"podGroupName": "pg"}}),
+        ("schedulinggroup", "pg", "", None, ()),
+    ),
+    "LeaderWorkerSet": (
+        pod(
+            {
+                "leaderworkerset.sigs.k8s.io/name": "l",
+                "leaderworkerset.sigs.k8s.io/group-index": "1",
+                "leaderworkerset.sigs.k8s.io/group-key": "k1",
+                "leaderworkerset.sigs.k8s.io/worker-index": "2",
+            },
+            {"leaderworkerset.sigs.k8s.io/size": "4"},
+        ),
+        ("lws", "l-1", "k1", 4, (2,)),
+    ),
+    "JobSet, second try": (
+        pod(
+            {
+                "jobset.sigs.k8s.io/jobset-name": "s",
+                "jobset.sigs.k8s.io/jobset-uid": "su",
+                "jobset.sigs.k8s.io/restart-attempt": "1",
+                "jobset.sigs.k8s.io/job-global-index": "2",
+                "batch.kubernetes.io/job-completion-index": "5",
+            },
+            owner=OWNER,
+        ),
+        ("jobset", "s", "su.1", None, (2, 5)),
+    ),
+    "Kubeflow, a worker": (
+        pod(
+            {
+                "training.kubeflow.org/job-name": "t",
+                "training.kubeflow.org/replica-type": "worker",
+                "training.kubeflow.org/replica-index": "1",
+            },
+            owner=TORCH,
+        ),
+        ("kubeflow", "t", "u1", None, (1, 1)),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_pod_is_of_the_group_that_its_convention_names(case):
+    raw, expected = CASES[case]
+    group = group_of(raw)
+    if expected is None:
+        assert group is None
+        return
+    assert group is not None
+    assert group.fault == ""
+    assert (group.kind, group.name, group.owner, group.size, group.rank) == expected
+
+
+def test_two_groups_of_one_name_are_two_groups():
+    one = group_of(pod(notes={"group": "g", "group-size": "2"}, owner=OWNER))
+    two = group_of(pod(notes={"group": "g", "group-size": "2"}, owner=OWNER | {"uid": "u2"}))
+    assert one.key != two.key
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "many", "10001", "", "4 ", "٤"])
+def test_a_size_that_is_none_is_a_fault_and_no_exception(size):
+    assert "group-size" in group_of(pod(notes={"group": "g", "group-size": size})).fault
+
+
+def test_a_group_whose_size_nobody_tells_is_a_fault():
+    assert "size of the group is not known" in group_of(pod(notes={"group": "g"})).fault
+
+
+def test_the_annotation_wins_over_the_object():
+    group = group_of(pod({"scheduling.x-k8s.io/pod-group": "pg"}, {"group-size": "7"}))
+    assert (group.size, group.size_from) == (7, None)
+
+
+@pytest.mark.parametrize(
+    ("path", "spec", "size"),
+    [
+        ("apis/scheduling.x-k8s.io/v1alpha1/x", {"minMember": 5}, 5),
+        (
+            "apis/scheduling.k8s.io/v1beta1/x",
+            {"schedulingPolicy": {"gang": {"minCount": 4}}},
+            4,
+        ),
+        (
+            "apis/jobset.x-k8s.io/v1alpha2/x",
+            {
+                "replicatedJobs": [
+                    {"replicas": 2, "template": {"spec": {"parallelism": 4}}},
+                    {"template": {"spec": {}}},
+                ]
+            },
+            9,
+        ),
+        (
+            "apis/kubeflow.org/v1/x",
+            {"pytorchReplicaSpecs": {"Master": {}, "Worker": {"replicas": 3}}},
+            4,
+        ),
+        ("apis/scheduling.x-k8s.io/v1alpha1/x", {}, None),
+        ("apis/scheduling.x-k8s.io/v1alpha1/x", {"minMember": "many"}, None),
+        ("apis/jobset.x-k8s.io/v1alpha2/x", {"replicatedJobs": [3]}, None),
+        ("apis/kubeflow.org/v1/x", {"runPolicy": {}}, None),
+    ],
+)
+def test_the_size_stands_in_the_object(path, spec, size):
+    assert size_in(path, {"spec": spec}) == size
+
+
+@pytest.mark.parametrize("value", [None, [], {}, {"spec": 3}, "x"])
+def test_an_object_of_another_form_tells_no_size(value):
+    assert size_in("apis/scheduling.x-k8s.io/v1alpha1/x", value) is None
