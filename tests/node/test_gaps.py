@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.support.node_pool import unique, wait
+from tests.support.node_pool import NodePool, unique, wait
 
 NODE = "gpu001"
 GRACE_S = 1
@@ -136,6 +136,32 @@ def test_the_next_owner_waits_for_the_last_process(whole, figures, case, followi
     wait(lambda: not pool.get(after), 30, "second is gone")
 
 
+def test_a_job_that_preempts_a_claim_waits_for_the_pods_last_process(figures):
+    partitions = (
+        "PartitionName=main Nodes=ALL Default=YES State=UP PreemptMode=OFF PriorityTier=1",
+        "PartitionName=claims Nodes=ALL State=UP RootOnly=YES PreemptMode=CANCEL PriorityTier=1",
+        "PartitionName=urgent Nodes=ALL State=UP PreemptMode=OFF PriorityTier=10",
+    )
+    extra = ("PreemptType=preempt/partition_prio", "PreemptMode=CANCEL")
+    with NodePool(nodes=1, slurm_config={"partitions": partitions, "extra": extra}) as pool:
+        name = unique("victim")
+        body = pool.pod(name, GPUS, ignore_term=True, grace_s=GRACE_S, every=0.02)
+        victim = pool.place(body, NODE)
+        pool.wait_running(name)
+        wait((pool.marks / "beat" / name).exists, 5, "first beat")
+        job = pool.native(GPUS, node=NODE, run_s=0.2, partition="urgent")
+        wait(lambda: pool.job_state(victim.job_id) != "RUNNING", 90, "preemption")
+        evict_later(pool, victim)
+        start = pool.marks / "start" / f"job-{job}"
+        wait(start.exists, 90, "the preemptor starts", lambda: pool.slurm.run("squeue"))
+        gap = pool.started(f"job-{job}") - pool.last_beat(name)
+        print(f"{'preemption by a partition':<28} {'native job':<11} gap {gap * 1000:8.0f} ms")
+        figures.count(starts=2, overlaps=len(pool.overlaps()))
+        figures.gap(gap)
+        assert pool.overlaps() == []
+        assert gap >= 0
+
+
 def test_a_job_that_was_forgotten_by_slurmctld_is_fenced_by_the_prolog(whole, figures):
     """slurmctld loses the claim in a crash; a native job waits for exactly these GPUs."""
     pool = whole
@@ -190,3 +216,25 @@ def test_a_job_that_was_forgotten_by_slurmctld_is_fenced_by_the_prolog(whole, fi
     figures.count(starts=1)
     assert gap >= 0
     assert pool.overlaps()[found:] == []
+
+
+def test_an_interactive_job_on_a_pods_gpus_is_cancelled_before_its_task_runs(whole):
+    """A job that cannot be requeued, and a claim that Slurm has lost: the same fence."""
+    pool = whole
+    name = unique("covered")
+    body = pool.pod(name, GPUS, ignore_term=True)
+    placed = []
+    wait(lambda: placed.append(pool.place(body, NODE)) or placed[-1], 30, "room")
+    pool.wait_running(name)
+    pool.without_epilog(lambda: pool.slurm.run("scancel", str(placed[-1].job_id)))
+    mark = pool.marks / f"ran-{name}"
+    done = pool.slurm.run_raw(
+        *("srun", "-p", "main", "-w", NODE, "--mem=100", f"--gres=gpu:{GPUS}"),
+        *("touch", str(mark)),
+    )
+    assert "aborted before step completely launched" in done.stderr
+    assert not mark.exists()
+    assert "drain" not in pool.slurm.run("sinfo", "-h", "-n", NODE, "-o", "%T")
+    assert pool.pod_pids(NODE, placed[-1].uid)
+    pool.delete(name, grace_s=0)
+    wait(lambda: not pool.pod_pids(NODE, placed[-1].uid), 30, "pod ends")

@@ -308,10 +308,18 @@ class NodePool:
             },
         }
 
-    def claim(self, node: str, gpus: int, uid: str, ref: str, minutes: int = 60) -> Claimed | None:
+    def claim(
+        self,
+        node: str,
+        gpus: int,
+        uid: str,
+        ref: str,
+        minutes: int = 60,
+        partition: str = "claims",
+    ) -> Claimed | None:
         """A claim as the bridge makes it; None: refused."""
         done = self.slurm.run_raw(
-            *("salloc", "--no-shell", "-I", "-p", "claims", "-w", node, f"--gres=gpu:{gpus}"),
+            *("salloc", "--no-shell", "-I", "-p", partition, "-w", node, f"--gres=gpu:{gpus}"),
             *("--mem=100", f"--time={minutes}", "--priority=4294967000"),
             *("-J", f"slurmbridge-{CLUSTER}"),
             f"--comment=slurmbridge/1 cluster={CLUSTER} pod={uid} ref={ref}",
@@ -342,7 +350,9 @@ class NodePool:
             },
         )
 
-    def place(self, body: dict[str, Any], node: str, *, minutes: int = 60) -> Claimed | None:
+    def place(
+        self, body: dict[str, Any], node: str, *, minutes: int = 60, partition: str = "claims"
+    ) -> Claimed | None:
         """Create a pod, claim its GPUs, bind it; None: no room (the pod is deleted again)."""
         name = body["metadata"]["name"]
         limits = [c["resources"]["limits"] for c in body["spec"]["containers"]]
@@ -353,7 +363,7 @@ class NodePool:
         ]
         gpus = max([gpus, *init])
         uid = self.kube.api.create(body)["metadata"]["uid"]
-        claim = self.claim(node, gpus, uid, f"default/{name}", minutes)
+        claim = self.claim(node, gpus, uid, f"default/{name}", minutes, partition)
         if claim is None:
             self.delete(name, grace_s=0)
             return None
@@ -412,7 +422,13 @@ class NodePool:
     # Native jobs
 
     def native(
-        self, gpus: int, *, node: str = "", run_s: float = 1.0, options: tuple[str, ...] = ()
+        self,
+        gpus: int,
+        *,
+        node: str = "",
+        run_s: float = 1.0,
+        partition: str = "main",
+        options: tuple[str, ...] = (),
     ) -> int:
         """Submit a native job that locks its GPUs for `run_s`; its job id. Its name is `job-<id>`."""
         script = (
@@ -423,7 +439,7 @@ class NodePool:
         )
         where = ("-w", node) if node else ()
         text = self.slurm.run(
-            *("sbatch", "--parsable", "-o", "/dev/null", "-p", "main", "--mem=100", *where),
+            *("sbatch", "--parsable", "-o", "/dev/null", "-p", partition, "--mem=100", *where),
             *(f"--gres=gpu:{gpus}", *options),
             stdin=script,
         )
