@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .PHONY: help prerequisites venv cluster demo test test-unit test-node test-gpu test-fast lint types arch fmt proto docs \
-	manifests bench-extender bench-pack ci clean
+	manifests bench-extender bench-pack bench-planned ci clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -68,6 +68,9 @@ docs: venv ## make docs/config.md and docs/metrics.md from the docstrings again
 
 bench-extender: venv ## filter + prioritize on 5,000 names against a do-nothing extender
 	@$(BIN)/python -m bench.extender
+
+bench-planned: venv ## pods per second at 5,000 nodes: stock, reactive, planned (ARGS="--nodes 500")
+	@$(BIN)/python bench/planned.py $(ARGS)
 
 bench-pack: venv ## a gang of 64 in 5,000 nodes, packed by arrays and by NetworkX walks
 	@$(BIN)/python -m bench.pack

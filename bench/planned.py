@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from slurmbridge.pool import keys  # noqa: E402
-from slurmbridge.pool.raw import RawPod  # noqa: E402
+from slurmbridge.pool.raw import RawMeta, RawPod  # noqa: E402
 from tests.support.cluster import Cluster  # noqa: E402
 from tests.support.kube_objects import pod  # noqa: E402
 from tests.support.product import Product  # noqa: E402
@@ -111,28 +111,41 @@ class Event(msgspec.Struct):
     object: RawPod
 
 
+class PodList(msgspec.Struct):
+    """A list of pods."""
+
+    metadata: RawMeta
+    items: list[RawPod]
+
+
 async def bindings(cluster: Cluster, prefix: str, count: int, begin: Any, limit_s: float) -> list:
     """Times at which the pods of a phase were bound, after `begin` has been called."""
     decoder = msgspec.json.Decoder(Event)
     seen: dict[str, float] = {}
-    async with cluster.kube.session() as session:
-        async with session.get(PODS, params={"limit": "1"}) as answer:
-            version = (await answer.json())["metadata"]["resourceVersion"]
-        params = {"watch": "1", "resourceVersion": version}
-        async with session.get(PODS, params=params, timeout=None) as stream:
-            began = asyncio.create_task(asyncio.to_thread(begin))
-            end = time.monotonic() + limit_s
-            rest = b""
-            while len(seen) < count:
-                async with asyncio.timeout(max(0.1, end - time.monotonic())):
-                    chunk = await stream.content.readany()
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    event = decoder.decode(line)
-                    name = event.object.metadata.name
-                    if event.object.spec.node_name and name.startswith(prefix):
-                        seen.setdefault(name, time.monotonic())
-            await began
+    end = time.monotonic() + limit_s
+    begun: asyncio.Task[Any] | None = None
+
+    def take(body: RawPod) -> None:
+        if body.spec.node_name and body.metadata.name.startswith(prefix):
+            seen.setdefault(body.metadata.name, time.monotonic())
+
+    async with cluster.kube.session() as session, asyncio.timeout(limit_s):
+        while len(seen) < count and time.monotonic() < end:
+            async with session.get(PODS) as answer:
+                found = msgspec.json.decode(await answer.read(), type=PodList)
+            for body in found.items:
+                take(body)
+            params = {"watch": "1", "resourceVersion": found.metadata.resource_version}
+            async with session.get(PODS, params=params, timeout=None) as stream:
+                if begun is None:
+                    begun = asyncio.create_task(asyncio.to_thread(begin))
+                rest = b""
+                while len(seen) < count and (chunk := await stream.content.readany()):
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        take(decoder.decode(line).object)
+        if begun is not None:
+            await begun
     return sorted(seen.values())
 
 

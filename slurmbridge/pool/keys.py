@@ -39,6 +39,9 @@ POOL: Final = PREFIX + "pool"
 GATE: Final = PREFIX + "claim"
 """The scheduling gate of the planned way (same text as the CLAIM annotation's key)."""
 
+PLANNED: Final = PREFIX + "planned"
+"""Label of a namespace whose pods get the gate (manifests/planned)."""
+
 USER_KEYS: Final = frozenset(
     {
         ACCOUNT,
