@@ -48,6 +48,7 @@ from slurmbridge.pool.errors import (
     ConfigError,
     PeerError,
     PeerRejected,
+    PeerTimeout,
     Problem,
     SlurmBridgeError,
 )
@@ -71,7 +72,8 @@ STUCK_S: Final = 60.0
 LEAVE_LEAST_S: Final = 1.5
 """How long the plugin is served after SIGTERM at least: the bridge hears of it within a second."""
 LEAVE_MOST_S: Final = 25.0
-"""And at most (100 pods at once took 12 s on two busy cores); less than the terminationGracePeriodSeconds of the DaemonSet."""
+"""And at most (100 pods at once took 12 s on two busy cores); less than the DaemonSet's
+terminationGracePeriodSeconds."""
 
 
 class NodePods:
@@ -213,7 +215,12 @@ class Agent:
                 self._woken.set,
             )
             self._gate = Gate(
-                f"{node.run}/node.sock", self.look, self.book, self._pods, self._alarm
+                f"{node.run}/node.sock",
+                self.look,
+                self.book,
+                self._pods,
+                self._verify,
+                self._alarm,
             )
             await self._gate.start()
             self._write_hooks()
@@ -281,8 +288,12 @@ class Agent:
     async def _verify(self, pod: PodFacts) -> str:
         """Whether slurmctld runs the pod's claim here: asked once a container start."""
         job_id = pod.job_id or 0
-        async with asyncio.timeout(VERIFY_S):
-            job = await self._jobs.job(job_id)
+        try:
+            async with asyncio.timeout(VERIFY_S):
+                job = await self._jobs.job(job_id)
+        except TimeoutError as error:
+            text = f"no answer in {VERIFY_S:g} s"
+            raise PeerTimeout("slurmctld", f"show job {job_id}", text) from error
         if job is None:
             return f"slurmctld knows no job {job_id}"
         claim = read_comment(job.comment)

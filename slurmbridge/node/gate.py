@@ -18,6 +18,7 @@ from slurmbridge.log import get_logger
 from slurmbridge.node.book import Book, NativeJob
 from slurmbridge.node.identity import PodFacts
 from slurmbridge.node.look import NodeLook
+from slurmbridge.node.plugin import Verify
 from slurmbridge.pool.errors import ParseError, SlurmBridgeError
 from slurmbridge.pool.gres import parse_indices
 
@@ -43,6 +44,7 @@ class Gate:
         look: at the node.
         book: who was given what.
         pods: of the API server.
+        verify: whether slurmctld runs a pod's claim here.
         alarm: called with (subject, text) when a hook had to drain the node.
 
     Attributes:
@@ -56,12 +58,14 @@ class Gate:
         look: NodeLook,
         book: Book,
         pods: Known,
+        verify: Verify,
         alarm: Callable[[str, str], None],
     ) -> None:
         self._path = path
         self._look = look
         self._book = book
         self._pods = pods
+        self._verify = verify
         self._alarm = alarm
         self._server: asyncio.Server | None = None
         self.held: dict[int, str] = {}
@@ -125,8 +129,14 @@ class Gate:
         for pod in self._pods.known():
             if pod.job_id == job_id:
                 uids.add(pod.uid)
-            elif pod.uid in uids and pod.job_id is not None and not pod.is_over:
+            elif (
+                pod.uid in uids
+                and pod.job_id is not None
+                and not pod.is_over
+                and await self._verify(pod) == ""
+            ):
                 # Covered anew since (a claim that slurmctld had forgotten): this end frees nothing.
+                # slurmctld is asked, since whoever may patch a pod can write any claim on it.
                 uids.discard(pod.uid)
         why = await self._look.left(uids)
         if why:

@@ -49,6 +49,7 @@ DEFAULTS: dict[str, Any] = {
     "prolog_wait_s": 8.0,
     "on_busy": "requeue",
     "scontrol": "scontrol",
+    "scancel": "scancel",
 }
 ASK_S = 5.0
 REASON = "slurmbridge-node"
@@ -401,7 +402,7 @@ def prolog(conf: Mapping[str, Any]) -> int:
             break
         time.sleep(conf["poll_s"])
     say(f"its GPUs {job['gpus']} are in use: {why}", syslog.LOG_ERR)
-    if conf["on_busy"] == "requeue" and requeue(job, conf):
+    if conf["on_busy"] == "requeue" and take_back(job, conf):
         return 0
     drain(job, f"GPU {job['gpus']} given to job {job['id']}: {why}", conf)
     return 1
@@ -433,11 +434,11 @@ def expand(text: str) -> set[int]:
     return found
 
 
-def scontrol(conf: Mapping[str, Any], *argv: str) -> str | None:
-    """Output of scontrol; None when it failed."""
+def run(*argv: str) -> str | None:
+    """Output of a command of Slurm; None when it failed."""
     try:
         done = subprocess.run(
-            [conf["scontrol"], *argv],
+            argv,
             capture_output=True,
             text=True,
             timeout=20,
@@ -445,10 +446,10 @@ def scontrol(conf: Mapping[str, Any], *argv: str) -> str | None:
             stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        say(f"scontrol {argv[0]}: {error}", syslog.LOG_ERR)
+        say(f"{' '.join(argv[:2])}: {error}", syslog.LOG_ERR)
         return None
     if done.returncode != 0:
-        say(f"scontrol {argv[0]}: {done.stderr.strip()[:200]}", syslog.LOG_ERR)
+        say(f"{' '.join(argv[:2])}: {done.stderr.strip()[:200]}", syslog.LOG_ERR)
         return None
     return done.stdout
 
@@ -457,21 +458,26 @@ def drain(job: Mapping[str, str], why: str, conf: Mapping[str, Any]) -> None:
     """Drain this node with our reason, and say so loudly."""
     say(f"ALARM, node drained: {why}", syslog.LOG_ALERT)
     reason = f"{REASON}: {why}"[:250]
-    scontrol(conf, "update", f"NodeName={job['node']}", "State=DRAIN", f"Reason={reason}")
+    node = f"NodeName={job['node']}"
+    run(conf["scontrol"], "update", node, "State=DRAIN", f"Reason={reason}")
     ask_agent({"ask": "alarm", "job": job, "text": why}, conf)
 
 
-def requeue(job: Mapping[str, str], conf: Mapping[str, Any]) -> bool:
+def take_back(job: Mapping[str, str], conf: Mapping[str, Any]) -> bool:
     """Requeue the job from inside its Prolog; whether slurmctld has taken it back.
 
+    One that cannot be requeued (salloc, srun, --no-requeue) is cancelled: it could not run anyway.
     A failing Prolog would drain the node. slurmd looks once more at the job after its Prolog, and
     does not start one that was taken back meanwhile: so wait until it was.
     """
-    if scontrol(conf, "requeue", job["id"]) is None:
+    if (
+        run(conf["scontrol"], "requeue", job["id"]) is None
+        and run(conf["scancel"], job["id"]) is None
+    ):
         return False
     deadline = time.monotonic() + 10.0
     while time.monotonic() < deadline:
-        shown = scontrol(conf, "show", "job", "-o", job["id"])
+        shown = run(conf["scontrol"], "show", "job", "-o", job["id"])
         if shown is not None and "JobState=RUNNING" not in shown:
             # The order to end it reaches slurmd right after slurmctld's own change.
             time.sleep(1.0)
