@@ -159,12 +159,7 @@ def test_a_planned_native_job_keeps_its_start_while_short_pods_run_before_it(
     pool.kube.api.create_all(
         [pod(f"gap{i}", gpus=1, annotations=short, run_s=3) for i in range(300)]
     )
-    ran: set[str] = set()
-    end = time.monotonic() + 50
-    while len(ran) < 300 and time.monotonic() < end:
-        ran |= {p["metadata"]["name"] for p in bound(pool, "gap")}
-        time.sleep(0.1)
-    assert len(ran) == 300
+    wait_for("all 300 ran in the gaps", lambda: len(_given_nodes(pool, "gap")) == 300, 55, 0.3)
     assert "planned for a pending Slurm job" in condition(pool, "endless")
     assert not is_bound(pool, "endless")
     assert not is_bound(pool, "too-long")
@@ -180,6 +175,12 @@ def test_a_planned_native_job_keeps_its_start_while_short_pods_run_before_it(
         0.5,
     )
     assert start_time() - first <= 10
+
+
+def _given_nodes(pool: Cluster, prefix: str) -> list[str]:
+    """Pods that have or had a node."""
+    names = [p["metadata"]["name"] for p in pool.kube.api.items(PODS) if p["spec"].get("nodeName")]
+    return [name for name in names if name.startswith(prefix)]
 
 
 def _epoch(text: str) -> float:
