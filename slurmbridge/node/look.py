@@ -51,6 +51,9 @@ class Sample(msgspec.Struct, frozen=True):
         return not self.faults and self.listing is not None
 
 
+_Seen = tuple[dict[str, frozenset[int]], tuple[GpuUser, ...], dict[str, Usage], str]
+
+
 class NodeLook:
     """Looks at the node.
 
@@ -80,6 +83,8 @@ class NodeLook:
         self._book = book
         self._monotonic = monotonic
         self._lock = asyncio.Lock()
+        self._seen: _Seen | None = None
+        self._seen_began = float("-inf")
 
     async def sample(self) -> Sample:
         """All of it: a few milliseconds, more with many processes."""
@@ -91,8 +96,7 @@ class NodeLook:
         except PeerUnavailable as error:
             faults.append(str(error))
         devices = self._devices()
-        async with self._lock:
-            groups, users, usage, fault = await asyncio.to_thread(self._look, devices)
+        groups, users, usage, fault = await self._look_now(devices)
         if fault:
             faults.append(fault)
         return Sample(began, groups, users, usage, listing, tuple(faults))
@@ -127,8 +131,7 @@ class NodeLook:
 
         """
         devices = self._devices()
-        async with self._lock:
-            _, users, _, fault = await asyncio.to_thread(self._look, devices)
+        _, users, _, fault = await self._look_now(devices)
         if fault:
             raise PeerUnavailable("node", "look", fault)
         return [user for user in users if user.index in indices]
@@ -146,9 +149,19 @@ class NodeLook:
                 return f"process {user.pid} ({user.command}) {whose} uses {named([user.index])}"
         return ""
 
-    def _look(
-        self, devices: DeviceMap
-    ) -> tuple[dict[str, frozenset[int]], tuple[GpuUser, ...], dict[str, Usage], str]:
+    async def _look_now(self, devices: DeviceMap) -> _Seen:
+        """A look that began after this was asked; those who ask meanwhile share one.
+
+        A hundred containers that start together would else look at all processes one by one.
+        """
+        asked = self._monotonic()
+        async with self._lock:
+            if self._seen is None or self._seen_began < asked:
+                self._seen_began = self._monotonic()
+                self._seen = await asyncio.to_thread(self._look, devices)
+            return self._seen
+
+    def _look(self, devices: DeviceMap) -> _Seen:
         folders = script.pod_cgroups(self._conf["cgroup_root"])
         groups = {uid: frozenset(script.cgroup_processes(f)) for uid, f in folders.items()}
         pod_of = {pid: uid for uid, pids in groups.items() for pid in pids}
