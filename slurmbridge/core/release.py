@@ -27,7 +27,7 @@ def end(
     if known is not None and known.claim_id == claim_id:
         return
     state.ending[job_id] = Ending(claim_id, job_id, slurm_node, gpus, state.now, state.now, why)
-    state.orphans.pop(job_id, None)
+    state.orphans.pop((job_id, claim_id.uid), None)
     state.out.append(End(claim_id, job_id, why))
     state.touch(slurm_node)
 
@@ -168,7 +168,8 @@ def on_node_back(state: State, kube_node: str) -> None:
         if entry.phase is Phase.LINGERING:
             entry.linger_until = max(entry.linger_until, state.now + state.settings.linger_s)
     for job in state.jobs_on.get(slurm_node, ()):
-        orphan = state.orphans.get(job.id)
+        owner = state.ours.get(job.id)
+        orphan = None if owner is None else state.orphans.get((job.id, owner.uid))
         if orphan is not None and orphan.gone_at is not None:
             orphan.gone_at = state.now
 

@@ -135,10 +135,11 @@ class Orphan:
     """A claim in Slurm whose pod we do not know.
 
     looked: when the API server was last asked, at first when the claim was first seen. gone_at:
-    since when it is known that there is no pod.
+    since when it is known that there is no pod. seen_at: when a reading was last found to show it.
     """
 
     looked: float
+    seen_at: float = 0.0
     gone_at: float | None = None
     told_kept: bool = False
 
@@ -161,9 +162,11 @@ class Woken(NamedTuple):
 class State:
     """Everything that the core knows.
 
-    book: by pod UID; by_node: the same entries by Slurm node. by_job: job id -> pod UID of the
-    book. ending: claims that are to end, by job id. live: claims of ours in the last reading that
-    hold or wait for something and are not completing, by pod UID. ours: all of them, by job id.
+    book: by pod UID; by_node: the same entries by Slurm node; by_job: job id -> pod UID of the
+    book. ending: claims that are to end, by job id. orphans: by job id and pod UID. live: claims of
+    ours in the last reading that hold or wait for something and are not completing, by pod UID.
+    ours: all of them, by job id. loose: pods that may have to be in the book and are not. robbed:
+    pods whose job id turned out to be a younger claim's.
     """
 
     settings: Settings
@@ -182,7 +185,7 @@ class State:
     by_node: dict[str, dict[str, Entry]] = field(default_factory=dict)
     by_job: dict[int, str] = field(default_factory=dict)
     ending: dict[int, Ending] = field(default_factory=dict)
-    orphans: dict[int, Orphan] = field(default_factory=dict)
+    orphans: dict[tuple[int, str], Orphan] = field(default_factory=dict)
     jobs_on: dict[str, list[SlurmJob]] = field(default_factory=dict)
     ours: dict[int, ClaimId] = field(default_factory=dict)
     live: dict[str, list[SlurmJob]] = field(default_factory=dict)

@@ -35,8 +35,7 @@ def run(state: State) -> None:
     cover.take_in_all(state)
     for uid in later:
         _look_at(state, uid)
-    shown = {job.id for jobs in state.live.values() for job in jobs}
-    state.orphans = {i: o for i, o in state.orphans.items() if i in shown}
+    state.orphans = {k: o for k, o in state.orphans.items() if o.seen_at == state.now}
     _settle_doubts(state)
 
 
@@ -154,7 +153,6 @@ def _take_over(state: State, pod: PodRecord, doubted: Entry | None, job: SlurmJo
             state.drop(doubted)
         release.end_job(state, pod.uid, job, "another pod may still use its GPUs")
         return
-    state.orphans.pop(job.id, None)
     state.put(entry)
     settle.take_job(state, entry, job)
 
@@ -173,7 +171,8 @@ def _watch_orphan(state: State, uid: str, job: SlurmJob) -> None:
     if gone is not None and not gone.may_run:
         release.end_job(state, uid, job, "its pod is gone")
         return
-    orphan = state.orphans.setdefault(job.id, Orphan(looked=state.now))
+    orphan = state.orphans.setdefault((job.id, uid), Orphan(looked=state.now))
+    orphan.seen_at = state.now
     if gone is not None and orphan.gone_at is None:
         orphan.gone_at = gone.at
     if orphan.gone_at is None:
@@ -202,6 +201,6 @@ def on_no_pod(state: State, uid: str) -> None:
     if entry is not None and entry.phase is Phase.DOUBT:
         state.drop(entry)
     for job in state.live.get(uid, ()):
-        orphan = state.orphans.get(job.id)
+        orphan = state.orphans.get((job.id, uid))
         if orphan is not None and orphan.gone_at is None:
             orphan.gone_at = state.now

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -181,12 +182,12 @@ class SlurmModel:
         gpus = tuple(free[:count]) if exactly is None else exactly
         if len(gpus) < count or not set(gpus) <= set(free):
             return None
-        job = ModelJob(
-            self.next_id, node, gpus, name, comment, user_id, self.now, self.now + 60 * minutes
-        )
-        self.next_id += 1
         self.serial += 1
+        start = self.now + 1e-6 * self.serial  # no two jobs have the same
+        end = self.now + 60 * minutes
+        job = ModelJob(self.next_id, node, gpus, name, comment, user_id, start, end)
         job.serial = self.serial
+        self.next_id += 1
         self.jobs[job.id] = job
         return job
 
@@ -365,7 +366,8 @@ class World:
             memory_mib=1,
             created=self.now,
             grace_s=5,
-            waiting_on_us=how % 2 == 0,
+            gates=(keys.GATE,) if how % 5 in (1, 2) else (),
+            waiting_on_us=how % 5 == 0,
         )
         self.pods[uid] = ModelPod(record)
         self.watch.append(ev.PodChanged(record))
@@ -381,14 +383,20 @@ class World:
         self._handle(ev.PodsListed(self._listing()))
 
     def ask(self, pick: int, how: int) -> None:
-        waiting = [p for p in self.pods.values() if not p.is_gone and not p.record.is_over]
+        waiting = [
+            p
+            for p in self.pods.values()
+            if not p.is_gone and not p.record.is_over and not p.record.gates
+        ]
         if how % 9:
             waiting = [p for p in waiting if not p.node]
         if not waiting:
             return
         pod = waiting[pick % len(waiting)].record
         # Mostly a pod is tried on one node; sometimes the scheduler changes its mind.
-        node = NODES[int(pod.uid[1:]) % 2 if how % 5 else how % 2]
+        node = pod.nominated or NODES[int(pod.uid[1:]) % 2]
+        if how % 5 == 0:
+            node = NODES[how % 2]
         self.ops += 1
         self.asks[self.ops] = pod.uid
         self._handle(ev.ClaimAsked(self.ops, pod.uid, pod.namespace, pod.name, node))
@@ -534,12 +542,15 @@ class World:
         waiting = [
             p
             for p in self.pods.values()
-            if not p.is_gone and not p.node and p.record.uid not in self.asks.values()
+            if not p.is_gone
+            and not p.node
+            and not p.record.gates
+            and p.record.uid not in self.asks.values()
         ]
         if not waiting:
-            self.make_pod(pick, how)
+            self.make_pod(pick, 5 * how)
             waiting = list(self.pods.values())[-1:]
-        if not waiting:
+        if not waiting or waiting[0].is_gone or waiting[0].node or waiting[0].record.gates:
             return
         uid = waiting[pick % len(waiting)].record.uid
         pod = self.pods[uid].record
@@ -736,12 +747,16 @@ class World:
                 if not pod.is_gone and pod.record.deleting_since is None:
                     self._delete(pod)
                 return ev.Evicted(uid)
+            case act.Lift(uid=uid, kube_node=node, gate=gate, annotations=annotations):
+                pod = self.pods[uid]
+                if not pod.is_gone and not pod.node:
+                    left = tuple(g for g in pod.record.gates if g != gate)
+                    self._annotate(pod, annotations, gates=left, nominated=node)
+                return ev.Lifted(uid)
             case act.AnnotatePod(uid=uid, annotations=annotations):
                 pod = self.pods[uid]
                 if not pod.is_gone:
-                    merged = {**pod.record.annotations, **annotations}
-                    kept = {k: v for k, v in merged.items() if v is not None}
-                    self._change(pod, annotations=kept)
+                    self._annotate(pod, annotations)
                 return None
             case _:
                 return None
@@ -790,6 +805,13 @@ class World:
             )
         elif pod.node != binding.node or pod.is_gone:
             self.answers.append(ev.UnboundReleased(binding.uid, binding.job_id))
+
+    def _annotate(
+        self, pod: ModelPod, annotations: Mapping[str, str | None], **fields: Any
+    ) -> None:
+        merged = {**pod.record.annotations, **annotations}
+        kept = {k: v for k, v in merged.items() if v is not None}
+        self._change(pod, annotations=kept, **fields)
 
     def _change(self, pod: ModelPod, **fields: Any) -> None:
         pod.record = msgspec.structs.replace(pod.record, **fields)
@@ -893,7 +915,13 @@ class World:
                 job.state = "RUNNING"
             if job.preempted_at is not None:
                 self.slurm.cancel(job)
-        for _ in range(seconds):
+        for second in range(seconds):
+            if second == seconds - 120:
+                # The planner would go on for ever to place pods that wait.
+                for pod in self.pods.values():
+                    if not pod.is_gone and not pod.node:
+                        self._delete(pod)
+            self._schedule()
             while self.watch:
                 self._handle(self.watch.popleft())
             for event in self.answers:
@@ -921,6 +949,19 @@ class World:
             self._advance(1.0)
             self.check()
         self._check_settled()
+
+    def _schedule(self) -> None:
+        """kube-scheduler binds the pods that a node was nominated for."""
+        for uid, held in list(self.machine.state.held.items()):
+            pod = self.pods[uid]
+            is_open = not pod.is_gone and not pod.node and not pod.record.gates
+            if is_open and pod.record.nominated == held.kube_node and uid not in self.asks.values():
+                self.ops += 1
+                self.asks[self.ops] = uid
+                record = pod.record
+                self._handle(
+                    ev.ClaimAsked(self.ops, uid, record.namespace, record.name, held.kube_node)
+                )
 
     def _check_settled(self) -> None:
         state = self.machine.state
