@@ -24,6 +24,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -150,14 +151,27 @@ async def bindings(cluster: Cluster, prefix: str, count: int, begin: Any, limit_
 
 
 def measure(cluster: Cluster, prefix: str, count: int, begin: Any) -> float:
-    before = cpu_of_all()
+    before, was = cpu_of_all(), requests_of(cluster)
     times = asyncio.run(bindings(cluster, prefix, count, begin, 300))
     seconds = times[-1] - times[0]
     rate = (len(times) - 1) / seconds
+    asked = {k: v - was.get(k, 0) for k, v in requests_of(cluster).items() if v > was.get(k, 0)}
+    top = {k: round(v / count, 2) for k, v in sorted(asked.items(), key=lambda i: -i[1])[:7]}
     used = {k: round(1000 * (v - before.get(k, 0.0)) / count, 2) for k, v in cpu_of_all().items()}
     used = {k: v for k, v in sorted(used.items(), key=lambda i: -i[1]) if v >= 0.2}
-    print(f"{prefix:10} {rate:7.1f} pods/s   CPU ms/pod: {used}", flush=True)
+    print(f"{prefix:10} {rate:7.1f} pods/s   CPU ms/pod: {used}\n           {top}", flush=True)
     return rate
+
+
+def requests_of(cluster: Cluster) -> dict[str, float]:
+    """Requests to the API server so far, by verb and resource."""
+    found: dict[str, float] = {}
+    for line in cluster.kube.kubectl("get", "--raw", "/metrics").splitlines():
+        if line.startswith("apiserver_request_total{"):
+            labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
+            name = f"{labels['verb']} {labels['resource']}/{labels['subresource']}".rstrip("/")
+            found[name] = found.get(name, 0.0) + float(line.rpartition(" ")[2])
+    return found
 
 
 def cpu_of_all() -> dict[str, float]:

@@ -13,7 +13,8 @@ from slurmbridge.core.state import Entry, Phase, State
 from slurmbridge.pool import keys
 from slurmbridge.pool.record import PodRecord
 
-LIFT_AGAIN_S = 2.0
+LIFT_AGAIN_S, RETRY_S = 20.0, 2.0
+"""Not answered for so long: asked again. Answered with an error: after `RETRY_S`."""
 
 
 def is_gated(pod: PodRecord) -> bool:
@@ -65,6 +66,12 @@ def on_lifted(state: State, event: Lifted) -> None:
     entry = state.book.get(event.uid)
     if entry is not None and entry.phase is Phase.HELD and entry.lift_at is not None:
         entry.lift_at, entry.since = None, state.now
+
+
+def on_lift_failed(state: State, entry: Entry) -> None:
+    """No clear answer; perhaps the pod is bound already and the watch is late."""
+    if entry.phase is Phase.HELD and entry.lift_at is not None:
+        entry.lift_at = state.now - LIFT_AGAIN_S + RETRY_S
 
 
 def again(state: State, entry: Entry) -> None:

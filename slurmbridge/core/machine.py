@@ -235,6 +235,8 @@ def _on_action_failed(state: State, event: ev.ActionFailed) -> None:
         entry.pod_looking = None
     elif event.what in ("Allocate", "Queue"):
         grant.on_allocate_unknown(state, ev.AllocateUnknown(event.uid, 0, event.text))
+    elif event.what == "Lift":
+        lift.on_lift_failed(state, entry)
     elif event.what == "Cover":
         cover.on_cover_failed(state, entry)
 

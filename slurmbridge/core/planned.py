@@ -27,6 +27,7 @@ LOOK_AGAIN_S = 10.0
 """The passing of time alone lets a node in or out (a plan, a reservation): looked at this often."""
 NODE_PAUSE_S, ASK_PAUSE_S, LONGEST_PAUSE_S = 1.5, 4.0, 60.0
 EXCLUDE_S = 120.0
+MOST_LOOKS = 1000
 MOST_EXCLUDED = 3
 """Nodes that kube-scheduler could not use before the pod is left to the reactive way."""
 SETTLED_S, TELL_AGAIN_S, MOST_TOLD = 4.0, 30.0, 100
@@ -217,18 +218,27 @@ def _turn_of(head: tuple[Turn, Bucket]) -> Turn:
 
 def _node_for(state: State, bucket: Bucket, uid: str) -> str:
     """The best node that suits a pod of the bucket now, "" for none."""
-    if bucket.nodes is None:
-        bucket.nodes = _look(state, bucket)
+    looks, like = state.waiting.looks, bucket.like
+    nodes = looks.get(like)
+    if nodes is None:
+        if len(looks) >= MOST_LOOKS:
+            looks.clear()
+        nodes = looks[like] = _look(state, bucket)
     excluded = state.waiting.excluded.get(uid, {})
-    at = len(bucket.nodes) - 1
+    had_nodes = bool(nodes)
+    at = len(nodes) - 1
     while at >= 0:
-        name = bucket.nodes[at]
-        if _suits_now(state, bucket.like, name):
+        name = nodes[at]
+        if _offers(state, name, like.selector) and _suits_now(state, like, name):
             if state.now >= excluded.get(name, 0.0):
                 return name
         else:
-            del bucket.nodes[at]
+            del nodes[at]
         at -= 1
+    if had_nodes and like.selector:
+        _refuse(state, bucket, "selector: no free node has the labels that it asks for")
+    elif had_nodes and not bucket.reason:
+        _refuse(state, bucket, f"{Reason.GPU_BUSY}: {Reason.GPU_BUSY.text}")
     return ""
 
 
@@ -252,7 +262,7 @@ def _suits_now(state: State, like: Like, name: str) -> bool:
 
 def _look(state: State, bucket: Bucket) -> list[str]:
     """All nodes that suit a bucket, best last; what keeps its pods out if there is none."""
-    waiting, (ask, selector) = state.waiting, bucket.like
+    waiting, ask = state.waiting, bucket.like.ask
     waiting.looked_at = state.now
     pause = waiting.asks_after.get(ask)
     if pause is not None and state.now < pause.until:
@@ -265,13 +275,11 @@ def _look(state: State, bucket: Bucket) -> list[str]:
     fits = rows[codes == PASSES]
     if len(fits):
         fits = fits[np.argsort(rank(ask, "", index, fits, state.now, horizon_minutes=horizon))]
-    found = [n for n in (index.names[row] for row in fits) if _offers(state, n, selector)]
-    if not found:
+    else:
         present = {REASONS[code] for code in np.unique(codes)}
-        reason = next((r for r in _TOLD if r in present), None)
-        text = f"{reason}: {reason.text}" if reason else "selector: no free node has its labels"
-        _refuse(state, bucket, text)
-    return found
+        reason = next((r for r in _TOLD if r in present), Reason.GPU_BUSY)
+        _refuse(state, bucket, f"{reason}: {reason.text}")
+    return [index.names[row] for row in fits]
 
 
 def _offers(state: State, kube_node: str, selector: tuple[tuple[str, str], ...]) -> bool:

@@ -6,6 +6,7 @@ import msgspec
 
 from slurmbridge.core.action import AnnotateNode
 from slurmbridge.core.state import State
+from slurmbridge.pool import keys
 from slurmbridge.pool.gres import format_indices
 from slurmbridge.pool.index import ViewIndex, compile_view
 from slurmbridge.pool.ledger import GpuState, NodeLedger, build_node
@@ -182,6 +183,7 @@ def annotate_nodes(state: State) -> None:
         if kube_node is None:
             continue
         value = node_annotation(state, name)
-        if state.annotated.get(name) != value:
+        # After a start of ours most are right already: what the nodes say is what we wrote last.
+        if state.annotated.get(name, kube_node.annotations.get(keys.POOL)) != value:
             state.annotated[name] = value
             state.out.append(AnnotateNode(name, value))

@@ -30,14 +30,13 @@ Turn = tuple[int, float, str]
 class Bucket:
     """Pods of one kind.
 
-    turns: in order. nodes: Kubernetes nodes that suit them, best last; None: not looked at.
-    full: none is left. reason: class and text of what keeps them out, since `reason_since`.
+    turns: in order. full: no node is left for them. reason: class and text of what keeps them out,
+    since `reason_since`.
     untold: pods that have not been told the reason; told_at: when a reason was last given out.
     """
 
     like: Like
     turns: list[Turn] = field(default_factory=list)
-    nodes: list[str] | None = None
     full: bool = False
     reason: str = ""
     reason_since: float = 0.0
@@ -90,9 +89,11 @@ class Waiting:
     lifted: pods whose gate we took off in this term and that are not bound yet. excluded: nodes
     that kube-scheduler could not use for a pod, with the time until which they are left out.
     gangs: groups by key, gang_of: the key of each member, gangs_due: those that something has
-    happened to. topology: as compiled of `topology_of`; topology_text: what Slurm says of it.
-    asking: pods with an allocation under way. grew: some node has more room than when the buckets
-    were looked at. nodes_after, asks_after: what Slurm has refused, not asked for again before.
+    happened to. looks: nodes that suit a kind of pods, best last, until something has changed for
+    the better; it outlives the bucket, so that pods that come one by one share it. topology: as
+    compiled of `topology_of`; topology_text: what Slurm says of it. asking: pods with an
+    allocation under way. grew: some node has more room than when the buckets were looked at.
+    nodes_after, asks_after: what Slurm has refused, not asked for again before.
     """
 
     buckets: dict[Like, Bucket] = field(default_factory=dict)
@@ -102,6 +103,7 @@ class Waiting:
     lifted: set[str] = field(default_factory=set)
     excluded: dict[str, dict[str, float]] = field(default_factory=dict)
     asking: set[str] = field(default_factory=set)
+    looks: dict[Like, list[str]] = field(default_factory=dict)
     grew: bool = True
     looked_at: float = float("-inf")
     nodes_after: dict[str, Pause] = field(default_factory=dict)
@@ -151,8 +153,9 @@ class Waiting:
     def look_anew(self) -> None:
         """Look at the whole pool again for every bucket."""
         self.grew = False
+        self.looks.clear()
         for bucket in self.buckets.values():
-            bucket.nodes, bucket.full = None, False
+            bucket.full = False
 
     @property
     def has_turn(self) -> bool:
