@@ -166,7 +166,12 @@ def on_covered(state: State, event: Covered) -> None:
     entry, claim = state.book.get(event.uid), event.claim
     if entry is not None and entry.job_id == claim.job_id:
         return
-    if entry is None or entry.job_id or not entry.is_uncovered:
+    if (
+        entry is None
+        or entry.job_id
+        or not entry.is_uncovered
+        or entry.slurm_node != claim.slurm_node
+    ):
         release.end_claim(state, claim, "the pod needs it not")
         return
     if is_outdated(state, claim):

@@ -126,7 +126,7 @@ def _again(state: State, event: ClaimAsked, entry: Entry) -> None:
         answer.no(state, event.op, "claimed_elsewhere", f"its claim is on {entry.kube_node}")
     elif entry.phase is Phase.ASKING:
         entry.waiters.append(event.op)
-    elif entry.phase in (Phase.HELD, Phase.BOUND) and entry.claim is not None and not entry.suspect:
+    elif _may_promise(state, entry):
         if entry.phase is Phase.HELD:
             entry.since = state.now
         answer.yes(state, event.op, entry)
@@ -134,6 +134,16 @@ def _again(state: State, event: ClaimAsked, entry: Entry) -> None:
         answer.no(state, event.op, "ending", f"the pod's last claim is {entry.phase}")
     else:
         answer.later(state, event.op, f"the pod's claim is {entry.phase}, and not certain now")
+
+
+def _may_promise(state: State, entry: Entry) -> bool:
+    """Whether a pod may be bound with the claim that it has."""
+    if entry.claim is None or entry.suspect:
+        return False
+    if entry.phase is Phase.HELD:
+        # Another pod may have turned up on its GPUs: bound late, with a claim that is forgotten.
+        return not others_on(state, entry, entry.gpus)
+    return entry.phase is Phase.BOUND
 
 
 def _judge(state: State, kube_node: str, ask: Ask) -> Reason | None:
@@ -158,9 +168,10 @@ def on_allocated(state: State, event: Allocated) -> None:
     entry = state.book.get(event.uid)
     if entry is not None and entry.job_id == claim.job_id and entry.claim is not None:
         return
-    if entry is None or entry.phase not in (Phase.ASKING, Phase.DOUBT, Phase.QUEUED):
-        # Nobody waits for it any more (the pod went away, or has another): the sweep would find
-        # it, but giving it back now is quicker.
+    waits = entry is not None and entry.phase in (Phase.ASKING, Phase.DOUBT, Phase.QUEUED)
+    if entry is None or not waits or entry.slurm_node != claim.slurm_node:
+        # Nobody waits for it any more (the pod went away, has another, or asks for another node by
+        # now): the sweep would find it, but giving it back now is quicker.
         why = "its pod is gone" if entry is None else "the pod has another claim"
         release.end_claim(state, claim, why)
         return

@@ -263,6 +263,17 @@ def test_a_second_claim_by_a_late_answer_is_given_back(story, pod):
     assert story.entry(pod).job_id == 10
 
 
+def test_a_claim_on_a_node_that_the_pod_asks_for_no_more_is_given_back(story, pod):
+    story.ask(pod, "n1")
+    story.handle(ev.AllocateUnknown("uid-a", 0, "timeout"))
+    story.poll(at=12)
+    assert kinds(story.ask(pod, "n2")) == ["Allocate"]
+    claim = make_claim(10, pod, "n1", "0-1", granted=story.now)
+    assert only(story.handle(ev.Allocated("uid-a", claim)), act.End).job_id == 10
+    assert story.phase(pod) == "asking"
+    assert only(story.grant(pod, 11, "n2", "0-1"), act.Reply).job_id == 11
+
+
 # Doubt: asked, and no clear answer.
 
 
@@ -374,6 +385,14 @@ def test_no_claim_is_made_beside_a_pod_without_one(story, pod):
     assert story.free("n1") == 0
     assert only(story.ask(pod, "n1"), act.Reply).reason == "gpu_busy"
     assert kinds(story.ask(pod, "n2")) == ["Allocate"]
+
+
+def test_a_held_claim_is_not_promised_again_when_a_pod_turns_up_on_its_gpus(story, pod):
+    story.ask(pod, "n1")
+    story.grant(pod, 10, "n1", "0-1")
+    # Promised job 9 by another leader, forgotten by slurmctld, and bound only now.
+    story.see(make_pod("late").on("n1", 9, "0"))
+    assert only(story.ask(pod, "n1"), act.Reply).unavailable
 
 
 # Held claims.
