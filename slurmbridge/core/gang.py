@@ -118,9 +118,9 @@ def settle(state: State, gang: GangState) -> None:
         return
     waits = [p for p in members if not p.node]
     entries = [e for p in waits if (e := state.book.get(p.uid)) is not None]
-    if any(e.phase in (Phase.ASKING, Phase.DOUBT) for e in entries):
-        return  # their answers come first
-    started = any(not lift.is_gated(p) for p in members)
+    if any(e.phase is not Phase.HELD for e in entries):
+        return  # asked for, in doubt, or to be covered again: their answers come first
+    started = any(_has_begun(state, p) for p in members)
     held = [e for e in entries if e.phase is Phase.HELD]
     if gang.rolling:
         gang.rolling = False
@@ -128,7 +128,7 @@ def settle(state: State, gang: GangState) -> None:
             _give_back(state, held)
             return
     complete = _is_complete(state, gang, members)
-    started = any(not lift.is_gated(p) for p in members)
+    started = any(_has_begun(state, p) for p in members)
     if not complete:
         if not started:
             _give_back(state, held)
@@ -148,6 +148,16 @@ def settle(state: State, gang: GangState) -> None:
     gang.attempts += 1
     for pod, (kube_node, ask) in plan.items():
         _start(state, state.pods[pod], kube_node, ask)
+
+
+def _has_begun(state: State, pod: PodRecord) -> bool:
+    """Whether a member may be bound already: its gate is off or coming off, or bind was asked for.
+
+    The watch may be behind all of that, and the claim of a pod that is bound must stay.
+    """
+    entry = state.book.get(pod.uid)
+    promised = entry is not None and entry.promised > 0
+    return promised or not lift.is_gated(pod) or pod.uid in state.waiting.lifted
 
 
 def _members(state: State, gang: GangState) -> list[PodRecord]:

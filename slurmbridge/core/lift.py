@@ -83,4 +83,5 @@ def again(state: State, entry: Entry) -> None:
         and entry.lift_at is not None
         and state.now - entry.lift_at > LIFT_AGAIN_S
     ):
-        lift(state, entry, pod)
+        entry.lift_at = None
+        on_held(state, entry)

@@ -160,7 +160,8 @@ def test_two_gangs_that_do_not_both_fit_never_hold_half_each(pool: Cluster) -> N
     wait_for("the other one follows", lambda: len(bound(pool, other)) == 4, 30)
 
 
-def test_a_member_that_is_replaced_comes_back_to_its_rack(pool: Cluster) -> None:
+def test_a_member_that_is_replaced_comes_back_to_its_rack(pool: Cluster, product: Product) -> None:
+    wait_for("the pool is seen free", lambda: product.cli("status")["gpus"]["free"] == 512, 20, 0.5)
     pool.kube.api.create_all(gang("m", 6, 8, kind="indexed"))
     wait_for("all are bound", lambda: len(bound(pool, "m-")) == 6, 20)
     (rack,) = set(racks_of(bound(pool, "m-")))
