@@ -94,6 +94,7 @@ class Bridge:
         # A container that is restarted in its pod is the same holder, and leads again at once.
         self._name = f"{socket.gethostname()}_{os.environ.get('POD_UID') or uuid.uuid4().hex[:8]}"
         self._link: LinkServer | None = None
+        self._leader = ""
         self._registry.register(PoolCollector(lambda: self._machine, self._events.qsize))
 
     async def run(self) -> None:
@@ -180,7 +181,8 @@ class Bridge:
         """While another replica leads, tell our clients where it is."""
         while True:
             if self._link is not None and self._machine is None:
-                self._link.set_leader(False, lease.holder.partition("@")[2])
+                self._leader = lease.holder.partition("@")[2]
+                self._link.set_leader(False, self._leader)
             await self._clock.sleep(TICK_S)
 
     def _identity(self) -> str:
@@ -454,10 +456,10 @@ class Bridge:
         return {"loop": f"has not turned for {turned:.0f} s" if stuck else ""}
 
     def _ready(self) -> Checks:
-        """A follower is ready: it answers who leads."""
+        """A follower is ready once it can say who leads."""
         machine = self._machine
         if machine is None:
-            return {"follower": ""}
+            return {"follower": "" if self._leader else "does not know who leads"}
         return {"synced": "" if machine.state.is_synced else "still reading both sides"}
 
     def _snapshot(self) -> bytes:
