@@ -203,6 +203,12 @@ def make(cluster: Cluster, prefix: str, count: int, **fields: Any) -> None:
     cluster.kube.api.create_all(bodies)
 
 
+def all_are_told(cluster: Cluster, prefix: str) -> bool:
+    """Whether all waiting pods say why: each is written to once, and not while we measure."""
+    found = [p for p in cluster.kube.api.items(PODS) if p["metadata"]["name"].startswith(prefix)]
+    return all(keys.REASON in p["metadata"].get("annotations", {}) for p in found)
+
+
 def delete(cluster: Cluster) -> None:
     names = [p["metadata"]["name"] for p in cluster.kube.api.items(PODS)]
     with ThreadPoolExecutor(8) as pool:
@@ -250,6 +256,10 @@ def run(nodes: int, pods: int) -> dict[str, Any]:
             product.kill9_bridge()
             # Asks of 16 GPUs: no node has them.
             make(cluster, "never", pods, gpus=16, gates=[keys.GATE])
+            product.start_bridge()
+            while not all_are_told(cluster, "never"):
+                time.sleep(1)
+            product.kill9_bridge()
             make(cluster, "waiters", pods, gates=[keys.GATE])
             waiters = measure(cluster, "waiters", pods, product.start_bridge)
             sample = cluster.checker.sample()

@@ -30,7 +30,7 @@ EXCLUDE_S = 120.0
 MOST_LOOKS = 1000
 MOST_EXCLUDED = 3
 """Nodes that kube-scheduler could not use before the pod is left to the reactive way."""
-SETTLED_S, TELL_AGAIN_S, MOST_TOLD = 4.0, 30.0, 100
+SETTLED_S, TELL_AGAIN_S, MOST_TOLD = 4.0, 30.0, 25
 """A reason is told after it has held so long, a new one so much later, to so many pods a tick."""
 REPLAN_S = 15.0
 """A pod that was replanned is not bound within this: kube-scheduler cannot use that node either."""
