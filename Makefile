@@ -70,7 +70,7 @@ bench-extender: venv ## filter + prioritize on 5,000 names against a do-nothing 
 	@$(BIN)/python -m bench.extender
 
 bench-planned: venv ## pods per second at 5,000 nodes: stock, reactive, planned (ARGS="--nodes 500")
-	@$(BIN)/python bench/planned.py $(ARGS)
+	@$(BIN)/python -m bench.planned $(ARGS)
 
 bench-pack: venv ## a gang of 64 in 5,000 nodes, packed by arrays and by NetworkX walks
 	@$(BIN)/python -m bench.pack
