@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
         except BrokenPromise as error:
             done += error.world.steps
             found[error.what] = found.get(error.what, 0) + 1
-            print(f"--- seed {seed}: {str(error)[:300]}")
+            print(f"--- seed {seed}: {str(error)[:300]}", flush=True)
             if told < args.stories:
                 told += 1
                 print("\n".join(error.world.story[-TOLD_LINES:]))
