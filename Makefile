@@ -36,8 +36,8 @@ demo: venv ## watch a real kube-scheduler and a real Slurm share GPUs
 test: venv ## all tests, on real Slurm and real Kubernetes
 	@$(PYTEST) $(ARGS)
 
-test-unit: venv ## unit and property tests only (seconds)
-	@$(PYTEST) tests/unit tests/contract $(ARGS)
+test-unit: venv ## unit, property and contract tests only (about a minute)
+	@$(PYTEST) tests/unit tests/property tests/contract $(ARGS)
 
 test-node: venv ## the node agent on real kubelets with real containers (root); ends with one JSON line
 	@$(PYTEST) tests/node $(ARGS)

@@ -29,11 +29,9 @@ class Freshness(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
     """How old the last reading of slurmctld may be, in seconds.
 
     stale: older than this (and than twice the poll interval): no new claims.
-    blind: older than this: the extender answers with an error.
     """
 
     stale: Seconds = 5.0
-    blind: Seconds = 30.0
 
 
 class Settings(msgspec.Struct, frozen=True):
