@@ -33,8 +33,8 @@ cluster: venv ## start a real cluster (NODES=64 GPUS=8) and keep it until Ctrl-C
 demo: venv ## watch a real kube-scheduler and a real Slurm share GPUs
 	@$(BIN)/python -m demo
 
-test: venv ## all tests, on real Slurm and real Kubernetes
-	@$(PYTEST) $(ARGS)
+test: venv ## all tests on real Slurm and real Kubernetes; those of the node agent: test-node, test-gpu
+	@$(PYTEST) --ignore=tests/node --ignore=tests/gpu $(ARGS)
 
 test-unit: venv ## unit, property and contract tests only (about a minute)
 	@$(PYTEST) tests/unit tests/property tests/contract $(ARGS)
