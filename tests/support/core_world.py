@@ -719,6 +719,7 @@ class World:
                     return ev.ActionFailed("Cover", uid, 0, "jobs are ending on the node")
                 job = self._claim(request, indices)
                 if job is None:
+                    self.pods[uid].taken |= request.slurm_node in self.slurm.down
                     return ev.CoverRefused(uid, "indices", "others have them")
                 return ev.Covered(uid, self._as_claim(job, request.id))
             case act.End(claim_id=claim_id, job_id=job_id):
