@@ -171,6 +171,7 @@ def on_covered(state: State, event: Covered) -> None:
         or entry.job_id
         or not entry.is_uncovered
         or entry.slurm_node != claim.slurm_node
+        or entry.gpus.indices not in (None, claim.gpus.indices)
     ):
         release.end_claim(state, claim, "the pod needs it not")
         return

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from slurmbridge.core import answer, publish, release, settle
+from slurmbridge.core import answer, cover, publish, release, settle
 from slurmbridge.core.action import Allocate, LookPod, PollNow, Queue
 from slurmbridge.core.event import (
     Allocated,
     AllocateRefused,
     AllocateUnknown,
     ClaimAsked,
+    Covered,
     Queued,
     UnboundReleased,
 )
@@ -167,6 +168,9 @@ def on_allocated(state: State, event: Allocated) -> None:
     claim = event.claim
     entry = state.book.get(event.uid)
     if entry is not None and entry.job_id == claim.job_id and entry.claim is not None:
+        return
+    if entry is not None and entry.is_uncovered and claim.gpus.indices == entry.gpus.indices:
+        cover.on_covered(state, Covered(event.uid, claim))  # bound before we heard of the grant
         return
     waits = entry is not None and entry.phase in (Phase.ASKING, Phase.DOUBT, Phase.QUEUED)
     if entry is None or not waits or entry.slurm_node != claim.slurm_node:

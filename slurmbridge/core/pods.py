@@ -32,6 +32,9 @@ def see(state: State, pod: PodRecord) -> None:
             return
         if entry.phase is Phase.HELD:
             settle.meet(state, entry)
+        elif entry.phase in (Phase.ASKING, Phase.DOUBT):
+            # Bound with an earlier claim, which has ended meanwhile: `cover` goes on with that.
+            state.drop(entry)
         elif entry.phase is Phase.QUEUED or (
             entry.phase is Phase.COVERING and pod.node != entry.kube_node
         ):

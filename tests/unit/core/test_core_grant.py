@@ -274,6 +274,38 @@ def test_a_claim_on_a_node_that_the_pod_asks_for_no_more_is_given_back(story, po
     assert only(story.grant(pod, 11, "n2", "0-1"), act.Reply).job_id == 11
 
 
+def bound_late(story, pod):
+    """Its claim ends while the Binding is under way, it asks again, and then it turns up bound."""
+    story.ask(pod, "n1")
+    story.grant(pod, 10, "n1", "0-1")
+    job = make_claim_job(10, pod, "n1", "0-1").state("CANCELLED")
+    story.slurm(job).poll(at=3)
+    story.handle(ev.JobLooked("uid-a", 10, job.obj))
+    assert kinds(story.ask(pod, "n1")) == ["Allocate"]
+    return story.see(pod.on("n1", 10, "0-1"))
+
+
+def test_a_pod_bound_late_with_a_claim_that_has_ended_is_charged_with_its_gpus_and_evicted(
+    story, pod
+):
+    assert only(bound_late(story, pod), act.Reply).unavailable
+    assert story.entry(pod).gpus.indices == (0, 1)
+    late = story.handle(ev.Allocated("uid-a", make_claim(11, pod, "n1", "2-3", granted=T0 + 3)))
+    assert only(late, act.End).job_id == 11
+    assert only(story.poll(at=5), act.LookJob).job_id == 10
+    story.handle(ev.JobLooked("uid-a", 10, story.jobs[10].obj))
+    assert story.free("n1") == 0
+    assert only(story.pass_time(2), act.Evict).uid == "uid-a"
+
+
+def test_a_pod_bound_before_we_heard_of_its_grant_is_covered_by_it(story, pod):
+    story.ask(pod, "n1")
+    story.see(pod.on("n1", 10, "0-1"))
+    assert story.free("n1") == 0
+    assert none(story.grant(pod, 10, "n1", "0-1"), act.End)
+    assert (story.phase(pod), story.free("n1")) == ("bound", 6)
+
+
 # Doubt: asked, and no clear answer.
 
 
