@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from slurmbridge.core import publish
+from slurmbridge.core import explain, publish
 from slurmbridge.core.machine import Machine
 from slurmbridge.core.state import Phase
 from slurmbridge.pool.ledger import GpuState
@@ -84,15 +84,10 @@ class PoolCollector(Collector):
             return
         state = machine.state
         publish.refresh(state)
-        gpus: Count[str] = Count()
-        conflicts = 0
-        for name in state.kube_of:
-            ledger = state.ledgers.get(name)
-            if ledger is not None:
-                gpus.update(str(owner.state) for owner in ledger.gpus)
-                conflicts += len(ledger.conflicts)
+        gpus, phases = explain.gpus_by_state(state), explain.claims_by_phase(state)
+        ledgers = (state.ledgers.get(name) for name in state.kube_of)
+        conflicts = sum(len(ledger.conflicts) for ledger in ledgers if ledger is not None)
         yield _by_label("slurmbridge_gpus", "GPUs of the pool by state.", "state", gpus, GpuState)
-        phases = Count(str(e.phase) for e in state.book.values())
         yield _by_label("slurmbridge_claims", "Claims by phase.", "phase", phases, Phase)
         age = state.age_s if state.snapshot is not None else -1.0
         for name, text, value in (

@@ -25,13 +25,7 @@ from slurmbridge.pool.verdict import judge
 def status(state: State) -> dict[str, Any]:
     """The pool at a glance: GPUs by owner side, claims by phase, pods, ages, breaker."""
     publish.refresh(state)
-    gpus: Counter[str] = Counter()
-    for slurm_node in state.kube_of:
-        ledger = state.ledgers.get(slurm_node)
-        if ledger is not None:
-            gpus.update(str(owner.state) for owner in ledger.gpus)
-    phases = Counter(str(e.phase) for e in state.book.values())
-    phases[str(Phase.ENDING)] = len(state.ending)
+    gpus, phases = gpus_by_state(state), claims_by_phase(state)
     waiting = [p for p in state.pods.values() if not p.node and not p.is_over]
     snapshot = state.snapshot
     return {
@@ -60,6 +54,23 @@ def status(state: State) -> dict[str, Any]:
             for text in ledger.conflicts
         ][:50],
     }
+
+
+def gpus_by_state(state: State) -> Counter[str]:
+    """GPUs of the pool by `GpuState`, as of the last refresh."""
+    gpus: Counter[str] = Counter()
+    for slurm_node in state.kube_of:
+        ledger = state.ledgers.get(slurm_node)
+        if ledger is not None:
+            gpus.update(str(owner.state) for owner in ledger.gpus)
+    return gpus
+
+
+def claims_by_phase(state: State) -> Counter[str]:
+    """Claims by `Phase`; those that are ending stand beside the book, and count too."""
+    phases = Counter(str(e.phase) for e in state.book.values())
+    phases[str(Phase.ENDING)] = len(state.ending)
+    return phases
 
 
 def breaker(state: State) -> dict[str, Any]:
