@@ -86,7 +86,7 @@ def test_leading_bridge_killed_and_the_other_takes_over(pool: Cluster, product: 
     product.wait_bridge(leader)
     wait_for("claims and pods match", lambda: settled(pool), 10)
     # Asked by either address, the one that leads answers.
-    assert product.cli("status", i=leader)["podsBound"] == 20
+    wait_for("it says so", lambda: product.cli("status", i=leader)["podsBound"] == 20, 10)
 
 
 def test_extender_killed_in_the_middle_of_100_binds(pool: Cluster, product: Product) -> None:

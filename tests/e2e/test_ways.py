@@ -93,7 +93,7 @@ def test_tls_with_client_certificates_between_all_parts(cluster: ClusterFactory)
     with Product(pool, tls=True) as product:
         pool.kube.api.create(pod("secret", gpus=1))
         wait_for("it is bound", lambda: is_bound(pool, "secret"), 15)
-        assert product.cli("status")["podsBound"] == 1
+        wait_for("it says so", lambda: product.cli("status")["podsBound"] == 1, 10)
         clear(pool)
 
 
