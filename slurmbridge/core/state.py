@@ -265,6 +265,7 @@ class State:
         old = self.book.get(entry.uid)
         if old is not None and old is not entry:
             self.drop(old)
+        self.waiting.remove(entry.uid)
         self.book[entry.uid] = entry
         self.by_node.setdefault(entry.slurm_node, {})[entry.uid] = entry
         self.set_job(entry, entry.job_id)
@@ -273,7 +274,7 @@ class State:
         """Take an entry out of the book. Nobody who waits for it is left without an answer."""
         self.book.pop(entry.uid, None)
         self.loose.add(entry.uid)
-        if entry.planned:
+        if entry.planned or entry.uid in self.waiting.lifted:
             self.waiting.consider.add(entry.uid)
         on_node = self.by_node.get(entry.slurm_node, {})
         on_node.pop(entry.uid, None)

@@ -6,6 +6,7 @@ import pytest
 
 from slurmbridge.core import action as act
 from slurmbridge.core import event as ev
+from slurmbridge.pool import keys
 from slurmbridge.pool.policy import Granularity
 from slurmbridge.pool.record import Reservation
 from tests.support.builders import (
@@ -425,6 +426,18 @@ def test_a_held_claim_is_not_promised_again_when_a_pod_turns_up_on_its_gpus(stor
     # Promised job 9 by another leader, forgotten by slurmctld, and bound only now.
     story.see(make_pod("late").on("n1", 9, "0"))
     assert only(story.ask(pod, "n1"), act.Reply).unavailable
+
+
+def test_a_pod_that_an_extender_asks_for_is_not_planned_a_second_time():
+    pod = make_pod("p").but(gates=(keys.GATE,))
+    story = Story("n1").start(pod)
+    story.handle(ev.AllocateRefused("uid-p", "busy", "busy"))
+    story.machine.state.waiting.lifted.add("uid-p")  # by an earlier claim, which is lost
+    story.see(pod.but(gates=()))
+    assert kinds(story.ask(pod, "n1")) == ["Allocate"]
+    story.grant(pod, 10, "n1", "0")
+    assert none(story.pass_time(5), act.Allocate)
+    assert story.entry(pod).job_id == 10
 
 
 # Held claims.
