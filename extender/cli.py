@@ -101,7 +101,7 @@ async def _run(options: argparse.Namespace) -> int:
         extender.sight.index()  # so that no request has to wait for it
 
     link = _link(options, clock, compile_early)
-    async with KubeSession(_access(options, clock)) as session:
+    async with KubeSession(Access.choose(options.kubeconfig, clock, options.context)) as session:
         api = ApiServer(session, lambda: None if link.policy is None else link.policy.resources)
         extender = Extender(
             link,
@@ -144,7 +144,8 @@ async def _check(options: argparse.Namespace) -> int:
             has_view.set()
 
     link = _link(options, clock, heard)
-    findings = await check(link, has_view, _access(options, clock), options.within_s)
+    access = Access.choose(options.kubeconfig, clock, options.context)
+    findings = await check(link, has_view, access, options.within_s)
     if options.output == "json":
         sys.stdout.write(msgspec.json.encode(findings).decode() + "\n")
     else:
@@ -182,12 +183,6 @@ def _link(
         name=options.name,
         on_change=on_change,
     )
-
-
-def _access(options: argparse.Namespace, clock: SystemClock) -> Access:
-    if options.kubeconfig:
-        return Access.from_kubeconfig(options.kubeconfig, clock, options.context)
-    return Access.in_cluster(clock)
 
 
 def _address(options: argparse.Namespace, name: str) -> Address:

@@ -187,12 +187,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, stop.set)
-        kube = config.kube
-        access = (
-            Access.from_kubeconfig(kube.kubeconfig, self._clock)
-            if kube.kubeconfig
-            else Access.in_cluster(self._clock)
-        )
+        access = Access.choose(config.kube.kubeconfig, self._clock)
         self._remap()
         async with KubeSession(access, connections=8) as session:
             self._pods = NodePods(session, self.name, node.resource, self._clock)

@@ -15,7 +15,7 @@ import socket
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from prometheus_client import CollectorRegistry
@@ -67,6 +67,7 @@ BATCH: Final = 500
 """Events that are handled before the view is published and other tasks get a turn."""
 STUCK_S: Final = 30.0
 """The loop has not turned for so long: the kubelet should restart us."""
+_R = TypeVar("_R", PodRecord, KubeNode)
 SERVICE_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -123,11 +124,7 @@ class Bridge:
             live=self._live, ready=self._ready, snapshot=self._snapshot, registry=self._registry
         )
         host, _, port = config.admin.listen.rpartition(":")
-        access = (
-            Access.from_kubeconfig(config.kube.kubeconfig, self._clock)
-            if config.kube.kubeconfig
-            else Access.in_cluster(self._clock)
-        )
+        access = Access.choose(config.kube.kubeconfig, self._clock)
         async with KubeSession(access) as session:
             await self._link.start()
             await admin.start(host.strip("[]"), int(port))
@@ -285,16 +282,9 @@ class Bridge:
         def decode(raw: bytes) -> PodRecord:
             return read_pod(decoder.decode(raw), machine.state.settings.policy.resources)
 
-        async def take(change: Change[PodRecord]) -> None:
-            match change:
-                case Listed(items=items):
-                    self._emit(ev.PodsListed(items))
-                case Added(item=item) | Modified(item=item):
-                    self._emit(ev.PodChanged(item))
-                case Deleted(item=item):
-                    self._emit(ev.PodGone(item))
-
-        await self._reflector(session, "/api/v1/pods", decode).run(take)
+        await self._reflect(
+            session, "/api/v1/pods", decode, (ev.PodsListed, ev.PodChanged, ev.PodGone)
+        )
 
     async def _reflect_nodes(self, session: KubeSession, machine: Machine) -> None:
         decoder = msgspec.json.Decoder(RawNode)
@@ -302,28 +292,39 @@ class Bridge:
         def decode(raw: bytes) -> KubeNode:
             return read_node(decoder.decode(raw), machine.state.settings.policy.resources.keys())
 
-        async def take(change: Change[KubeNode]) -> None:
+        await self._reflect(
+            session, "/api/v1/nodes", decode, (ev.NodesListed, ev.NodeChanged, ev.NodeGone)
+        )
+
+    async def _reflect(
+        self,
+        session: KubeSession,
+        path: str,
+        decode: Callable[[bytes], _R],
+        events: tuple[
+            Callable[[tuple[_R, ...]], ev.Event], Callable[[_R], ev.Event], Callable[[_R], ev.Event]
+        ],
+    ) -> None:
+        """Turn what a reflector sees into events: (all listed, one changed, one gone)."""
+        listed, changed, gone = events
+
+        async def take(change: Change[_R]) -> None:
             match change:
                 case Listed(items=items):
-                    self._emit(ev.NodesListed(items))
+                    self._emit(listed(items))
                 case Added(item=item) | Modified(item=item):
-                    self._emit(ev.NodeChanged(item))
+                    self._emit(changed(item))
                 case Deleted(item=item):
-                    self._emit(ev.NodeGone(item))
+                    self._emit(gone(item))
 
-        await self._reflector(session, "/api/v1/nodes", decode).run(take)
-
-    def _reflector(
-        self, session: KubeSession, path: str, decode: Callable[[bytes], Any]
-    ) -> Reflector[Any]:
-        return Reflector(
+        await Reflector(
             session,
             path,
             decode,
             clock=self._clock,
             uniform=random.random,
             report=lambda error: _log.warning("watch failed", path=path, error=str(error)),
-        )
+        ).run(take)
 
     async def _tick(self) -> None:
         while True:

@@ -64,11 +64,7 @@ async def _slurm(config: Config) -> list[Finding]:
 async def _kube(config: Config) -> list[Finding]:
     clock = SystemClock()
     try:
-        access = (
-            Access.from_kubeconfig(config.kube.kubeconfig, clock)
-            if config.kube.kubeconfig
-            else Access.in_cluster(clock)
-        )
+        access = Access.choose(config.kube.kubeconfig, clock)
         async with KubeSession(access) as session:
             for path in ("/api/v1/pods", "/api/v1/nodes"):
                 await session.request("GET", path, params={"limit": "1"})

@@ -22,7 +22,7 @@ import asyncio
 import os
 import ssl
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import yaml
 from kubernetes.aio import config as kube_config
@@ -78,6 +78,13 @@ class Access:
         self.server = ""
         self.proxy: str | None = None
         self.server_name: str | None = None
+
+    @classmethod
+    def choose(cls, kubeconfig: str, clock: Clock, context: str | None = None) -> Access:
+        """As a kubeconfig file says; kubeconfig "": as the pod's own service account."""
+        if kubeconfig:
+            return cls.from_kubeconfig(kubeconfig, clock, context)
+        return cls.in_cluster(clock)
 
     @classmethod
     def in_cluster(
@@ -162,17 +169,17 @@ class Access:
         return self._context
 
 
-class _Source:
+class _Source(Protocol):
     """Where a configuration comes from."""
 
-    path = ""
-    rotates = False
+    path: str
+    rotates: bool
 
     async def read_into(self, configuration: Configuration) -> None:
-        raise NotImplementedError
+        """Fill in the address and the credentials."""
 
 
-class _InCluster(_Source):
+class _InCluster:
     rotates = True
 
     def __init__(self, token_file: str, ca_file: str) -> None:
@@ -188,7 +195,9 @@ class _InCluster(_Source):
         ).load_and_set(configuration)
 
 
-class _KubeconfigFile(_Source):
+class _KubeconfigFile:
+    rotates = False
+
     def __init__(self, path: str, context: str | None) -> None:
         self.path = path
         self._context = context
