@@ -310,7 +310,7 @@ class Agent:
     def _alarm(self, subject: str, text: str) -> None:
         _log.error("ALARM", subject=subject, text=text)
         self._alarms["alarm", subject] = NodeFinding(
-            "alarm", subject, text, since=self._clock.wall()
+            "alarm", subject, text, since=self._clock.steady()
         )
         self._woken.set()
 
@@ -386,7 +386,7 @@ class Agent:
                 owners=self._orders.owners,
             )
         )
-        told, self._since = audit.settle(self._clock.wall(), found, self._since)
+        told, self._since = audit.settle(self._clock.steady(), found, self._since)
         for finding in told:
             if finding not in self._findings:
                 _log.warning("finding", kind=finding.kind, text=finding.text)

@@ -367,7 +367,8 @@ class Bridge:
             fresh = False
             for _ in range(BATCH):
                 fresh = fresh or isinstance(event, ev.Polled)
-                for action in machine.handle(event, self._clock.wall()):
+                now = self._clock.steady()
+                for action in machine.handle(event, now, self._clock.wall() - now):
                     if isinstance(action, act.Reply):
                         self._reply(action, machine.state.generation + 1)
                     elif isinstance(action, act.PollNow):

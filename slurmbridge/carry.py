@@ -268,7 +268,9 @@ class Carrier:
         pairs: list[tuple[ClaimId, int]] = [(a.claim_id, a.job_id) for a in batch]
         try:
             await self._claims.cancel_many(pairs, END_S)
-        except PeerError as error:
+        except Exception as error:  # noqa: BLE001 - a bug of ours too must be heard of, as above
+            if not isinstance(error, PeerError):
+                _log.exception("action broke", action="End")
             self._metrics.actions.labels("End", "failed").inc(len(batch))
             _log.warning("claims not ended", count=len(batch), error=str(error))
             for a in batch:

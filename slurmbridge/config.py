@@ -48,6 +48,8 @@ class Slurm(_Section, frozen=True):
     """How to reach slurmctld. The bridge must run as root or SlurmUser.
 
     conf: path of slurm.conf; empty: Slurm's default.
+    cluster: ClusterName that has to answer, anything else is not believed; empty: that of the first
+        answer since this bridge leads.
     commands: folder of salloc, sbatch, scancel, scontrol and squeue; empty: from PATH.
     concurrency: how many commands may run at a time.
     claim_timeout_s: deadline of one claim in seconds.
@@ -55,6 +57,7 @@ class Slurm(_Section, frozen=True):
     """
 
     conf: str = ""
+    cluster: str = ""
     commands: str = ""
     concurrency: Annotated[int, msgspec.Meta(ge=1, le=256)] = 16
     claim_timeout_s: Seconds = 5.0
@@ -244,6 +247,7 @@ class Config(_Section, frozen=True):
         """
         return Settings(
             policy=self.policy,
+            slurm_cluster=self.slurm.cluster,
             owner_uid=os.geteuid() if owner_uid is None else owner_uid,
             eviction=self.eviction,
             freshness=self.freshness,

@@ -88,7 +88,7 @@ def _renew(state: State, entry: Entry, job: SlurmJob) -> None:
     if job.end is None or request is None or not request.ask.rolling:
         return
     enough_s = request.ask.minutes * 60 * state.settings.renew_share
-    if job.end - state.now < enough_s and state.once("renew", entry.uid, RENEW_AGAIN_S):
+    if job.end - state.wall < enough_s and state.once("renew", entry.uid, RENEW_AGAIN_S):
         state.out.append(Extend(state.claim_id(entry.uid), entry.job_id, request.ask.minutes))
 
 

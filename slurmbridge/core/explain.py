@@ -189,7 +189,7 @@ def _why_waiting(state: State, pod: PodRecord, entry: Entry | None) -> dict[str,
         pod.uid,
         index,
         np.arange(len(index), dtype=np.int32),
-        state.now,
+        state.wall,
         horizon_minutes=state.settings.policy.plan_horizon_minutes,
     )
     classes: dict[str, list[str]] = {}

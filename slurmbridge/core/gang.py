@@ -287,7 +287,7 @@ def _room(
     )
     rows = np.arange(len(index), dtype=np.int32)
     horizon = state.settings.policy.plan_horizon_minutes
-    codes = judge(most, "", index, rows, state.now, horizon_minutes=horizon)
+    codes = judge(most, "", index, rows, state.wall, horizon_minutes=horizon)
     candidates = codes == PASSES
     selector = {pair for pod in missing for pair in pod.selector}
     excluded = {n for pod in missing for n in state.waiting.excluded.get(pod.uid, {})}

@@ -153,7 +153,7 @@ def _judge(state: State, kube_node: str, ask: Ask) -> Reason | None:
     view = state.views.get(kube_node)
     if view is None:
         return Reason.UNKNOWN_NODE
-    return judge_one(ask, view, state.settings.policy, state.now)
+    return judge_one(ask, view, state.settings.policy, state.wall)
 
 
 def _must_queue(state: State, ask: Ask) -> bool:

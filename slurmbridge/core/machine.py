@@ -35,6 +35,8 @@ from slurmbridge.pool.record import KubeNode, SlurmJob
 from slurmbridge.pool.view import View
 
 STORY_LENGTH = 200
+STEP_S = 0.25
+"""Two looks at the host's clocks differ by less; more is a step, or much drift."""
 
 
 class Machine:
@@ -50,18 +52,21 @@ class Machine:
         self.state = State(settings=settings, term=term)
         self.story: deque[str] = deque(maxlen=STORY_LENGTH)
 
-    def handle(self, event: ev.Event, now: float) -> list[Action]:
+    def handle(self, event: ev.Event, now: float, ahead_s: float | None = None) -> list[Action]:
         """Take one event; returns what is to be done, in order.
 
         Args:
             event: what happened.
-            now: Unix seconds. Time never runs backwards in here: after a step of the host's clock
-                every timer would stand still until it is made up for, so the caller passes a
-                clock that does not step (start + monotonic).
+            now: Unix seconds by a clock that does not step (`Clock.steady`): every timer of ours
+                runs by it.
+            ahead_s: how far the host's clock is ahead of it by now; what Slurm says of its own
+                times is compared with that one. None: as before.
 
         """
         state = self.state
         state.now = max(state.now, now)
+        if ahead_s is not None and abs(ahead_s - state.ahead_s) > STEP_S:
+            state.ahead_s = ahead_s
         if not isinstance(event, (ev.Ticked, ev.Polled)):
             self.story.append(f"{now:.3f} {type(event).__name__} {getattr(event, 'uid', '')}")
         _HANDLERS[type(event)](state, event)
@@ -92,6 +97,11 @@ class Machine:
 def _on_polled(state: State, event: ev.Polled) -> None:
     old, new = state.snapshot, event.snapshot
     if old is not None and new.began < old.began:
+        return
+    cluster = state.settings.slurm_cluster or (new if old is None else old).config.cluster
+    if new.config.cluster != cluster:
+        # What another Slurm does not know of is no loss of ours.
+        state.poll_failed = f"another cluster answers: {new.config.cluster}, not {cluster}"
         return
     state.snapshot, state.poll_failed, state.interval_s = new, "", event.interval_s
     old_jobs, old_starts, old_windows = state.jobs_on, state.starts, state.windows

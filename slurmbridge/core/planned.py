@@ -246,7 +246,7 @@ def _suits_now(state: State, like: Like, name: str) -> bool:
     """Whether a node holds one more, counting what the last reading does not show yet."""
     publish.refresh(state)
     view, ask = state.views.get(name), like.ask
-    if view is None or judge_one(ask, view, state.settings.policy, state.now) is not None:
+    if view is None or judge_one(ask, view, state.settings.policy, state.wall) is not None:
         return False
     pause = state.waiting.nodes_after.get(name)
     if pause is not None and state.now < pause.until:
@@ -271,10 +271,10 @@ def _look(state: State, bucket: Bucket) -> list[str]:
     index = publish.index(state)
     horizon = state.settings.policy.plan_horizon_minutes
     rows = np.arange(len(index), dtype=np.int32)
-    codes = judge(ask, "", index, rows, state.now, horizon_minutes=horizon)
+    codes = judge(ask, "", index, rows, state.wall, horizon_minutes=horizon)
     fits = rows[codes == PASSES]
     if len(fits):
-        fits = fits[np.argsort(rank(ask, "", index, fits, state.now, horizon_minutes=horizon))]
+        fits = fits[np.argsort(rank(ask, "", index, fits, state.wall, horizon_minutes=horizon))]
     else:
         present = {REASONS[code] for code in np.unique(codes)}
         reason = next((r for r in _TOLD if r in present), Reason.GPU_BUSY)

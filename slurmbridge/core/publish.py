@@ -61,7 +61,7 @@ def _view_of(state: State, kube_name: str, slurm_node: str, node: SlurmNode | No
         blocked=blocked,
         native_jobs=len(ledger.native_jobs),
         claimed=len(ledger.in_state(GpuState.CLAIM)),
-        plan_start=plan_start(slurm_node, state.starts, state.alone, state.now),
+        plan_start=plan_start(slurm_node, state.starts, state.alone, state.now, state.ahead_s),
         windows=state.windows.get(slurm_node, ()),
     )
 
@@ -112,7 +112,7 @@ def view(state: State) -> View:
     return View(
         term=state.term,
         generation=state.generation,
-        as_of=state.snapshot.began if state.snapshot is not None else 0.0,
+        as_of=state.snapshot.began + state.ahead_s if state.snapshot is not None else 0.0,
         interval_s=state.interval_s,
         nodes=dict(state.views),
         held=dict(state.held),

@@ -37,6 +37,7 @@ class Freshness(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
 class Settings(msgspec.Struct, frozen=True):
     """Everything that the machine needs to know besides events.
 
+    slurm_cluster: ClusterName that has to answer; "": the first that did.
     hold_s: an unbound claim is ended after this. doubt_s: a claim whose fate is unknown and which
     no reading shows is given up after this. linger_s: a force-deleted pod's claim is kept at least
     this long. end_retry_s: a claim that should have ended is ended again after this.
@@ -50,6 +51,7 @@ class Settings(msgspec.Struct, frozen=True):
     """
 
     policy: Policy
+    slurm_cluster: str = ""
     owner_uid: int = 0
     eviction: Eviction = Eviction()
     freshness: Freshness = Freshness()

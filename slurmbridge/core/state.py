@@ -172,6 +172,7 @@ class State:
     settings: Settings
     term: str
     now: float = 0.0
+    ahead_s: float = 0.0
     snapshot: SlurmSnapshot | None = None
     poll_failed: str = ""
     interval_s: float = 1.0
@@ -219,6 +220,11 @@ class State:
     def is_synced(self) -> bool:
         """Whether both sides have been read once and compared: before that nothing is decided."""
         return self.audited
+
+    @property
+    def wall(self) -> float:
+        """The host's clock: only to compare with times that Slurm tells (ends, plans, windows)."""
+        return self.now + self.ahead_s
 
     @property
     def age_s(self) -> float:

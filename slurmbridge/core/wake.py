@@ -119,7 +119,7 @@ class _Room:
             "",
             index,
             np.arange(len(index), dtype=np.int32),
-            self._state.now,
+            self._state.wall,
             horizon_minutes=self._state.settings.policy.plan_horizon_minutes,
         )
         return [index.names[row] for row in np.flatnonzero(codes == PASSES)]

@@ -54,7 +54,11 @@ def planned_alone(
 
 
 def plan_start(
-    name: str, starts: Mapping[str, float], alone: Mapping[str, float], now: float
+    name: str,
+    starts: Mapping[str, float],
+    alone: Mapping[str, float],
+    now: float,
+    ahead_s: float = 0.0,
 ) -> float | None:
     """When the first pending job is planned to start on a node; None: nothing is planned.
 
@@ -64,7 +68,7 @@ def plan_start(
     if name in starts:
         return starts[name]
     if name in alone and now - alone[name] < PLANNED_ALONE_S:
-        return alone[name]
+        return alone[name] + ahead_s
     return None
 
 

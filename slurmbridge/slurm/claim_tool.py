@@ -157,7 +157,7 @@ class ClaimTool:
             slurm_node=request.slurm_node,
             gpus=use,
             state=job.state,
-            granted=self.clock.wall(),
+            granted=self.clock.steady(),
             ends=job.end,
             started=job.start,
         )

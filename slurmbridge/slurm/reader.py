@@ -108,7 +108,7 @@ class SlurmReader:
         """
         async with self._one:
             round_ = _Round(self._command, self._clock, self._timeout_s, self._pick)
-            began = self._clock.wall()
+            began = self._clock.steady()
             partitions_text, reservations_text, nodes_text = await round_.ask(
                 "show partition", "show reservation", "show node"
             )
@@ -118,7 +118,7 @@ class SlurmReader:
             jobs, config = await self._with_gpus(round_, listed, nodes)
             return SlurmSnapshot(
                 began=began,
-                ended=self._clock.wall(),
+                ended=self._clock.steady(),
                 config=config,
                 nodes=nodes,
                 jobs=jobs,

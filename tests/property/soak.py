@@ -2,6 +2,9 @@
 
 `python -m tests.property.soak --operations 100000 [--seed N] [--stories N]`
 
+Every story is a world of its own: single pods or gangs, and in some of them the bridge is killed
+after every single action, or after one in five. The story of a seed is the same each time.
+
 Prints the story of the first broken promises, and one JSON line at the end.
 """
 
@@ -14,13 +17,29 @@ import sys
 import time
 
 from tests.support.core_world import WEIGHTS, BrokenPromise, World
+from tests.support.gang_world import GangWorld
 
 STORY_STEPS = 150
 TOLD_LINES = 120
 
 
-def run_story(seed: int, steps: int) -> World:
+KILLS = (0.0, 0.0, 0.2, 1.0)
+"""How often the bridge is killed after an action, by the seed of the story."""
+
+
+def world_of(seed: int) -> tuple[World, float]:
+    """What kind of story a seed has: its world, and how often the bridge dies after an action."""
+    return (GangWorld() if seed % 3 == 0 else World()), KILLS[seed // 3 % len(KILLS)]
+
+
+def run_story(seed: int, steps: int, world: World, kills: float = 0.0) -> World:
     """One world from its beginning until it has settled.
+
+    Args:
+        seed: of all luck.
+        steps: operations; kills are more.
+        world: a new one.
+        kills: how likely the bridge is killed right after an action.
 
     Raises:
         BrokenPromise: with the world as `world`.
@@ -30,10 +49,11 @@ def run_story(seed: int, steps: int) -> World:
     names, weights = list(WEIGHTS), list(WEIGHTS.values())
     # Each story has its own mix, so that rare operations come together now and then.
     mixed = [w * luck.choice((0, 0.3, 1, 1, 2)) if w < 6 else w for w in weights]
-    world = World()
     try:
         for name in luck.choices(names, mixed, k=steps):
             world.step(name, luck.getrandbits(16), luck.getrandbits(16))
+            if name == "act" and kills and luck.random() < kills:
+                world.step("kill_machine", 0, luck.getrandbits(16))
         world.settle()
     except BrokenPromise as error:
         error.world = world
@@ -52,7 +72,8 @@ def main(argv: list[str] | None = None) -> int:
     done, seed, told, began = 0, args.seed, 0, time.monotonic()
     while done < args.operations:
         try:
-            done += run_story(seed, STORY_STEPS).steps
+            world, kills = world_of(seed)
+            done += run_story(seed, STORY_STEPS, world, kills).steps
         except BrokenPromise as error:
             done += error.world.steps
             found[error.what] = found.get(error.what, 0) + 1

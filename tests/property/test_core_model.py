@@ -6,12 +6,16 @@ The world and its promises are in tests/support/core_world.py; a longer random r
 
 from __future__ import annotations
 
+import json
+
+import msgspec
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.property.soak import run_story
+from tests.property.soak import main, run_story
+from tests.support import core_world
 from tests.support.core_world import WEIGHTS, World
 
 numbers = st.integers(0, 2**16 - 1)
@@ -66,4 +70,29 @@ TestCoreModel.settings = FEW
 @pytest.mark.parametrize("first", range(1, 121, 40))
 def test_random_stories_with_faults_break_no_promise_and_settle(first):
     for seed in range(first, first + 40):
-        run_story(seed, 150)
+        run_story(seed, 150, World())
+
+
+def test_a_short_soak_counts_nothing_broken_and_tells_so_in_one_line(capsys):
+    assert main(["--operations", "3000", "--seed", "1000"]) == 0
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["operations"] >= 3000
+    assert (told["double_owned"], told["leaked_claims"], told["wrong_evictions"]) == (0, 0, 0)
+    assert told["other"] == {}
+
+
+def test_a_soak_of_a_bridge_that_ends_claims_of_deleted_pods_at_once_finds_it(capsys, monkeypatch):
+    """The model can fail: without its patience the bridge frees GPUs that processes still use."""
+    hasty = msgspec.structs.replace(core_world.SETTINGS, linger_s=0.0)
+    monkeypatch.setattr(core_world, "SETTINGS", hasty)
+    assert main(["--operations", "6000", "--stories", "1"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    told = json.loads(lines[-1])
+    assert told["double_owned"] + told["other"].get("ended_in_use", 0) > 0
+    assert any(line.startswith("    -> End(") for line in lines), "the story is told"
+
+
+@pytest.mark.parametrize("first", range(1, 61, 30))
+def test_a_bridge_that_dies_after_every_single_action_breaks_no_promise(first):
+    for seed in range(first, first + 30):
+        run_story(seed, 150, World(), kills=1.0)

@@ -1,91 +1,20 @@
-"""Gangs in the exact world of tests/support/core_world.py, under random faults: all or none.
-
-Pods come as gangs of two or three behind the gate. Whatever happens in between: gates come off only
-while every member that is there has its claim, or the gang has begun already.
-"""
+"""Gangs in the exact world of tests/support/gang_world.py, under random faults: all or none."""
 
 from __future__ import annotations
 
-import random  # noqa: TID251 - seeded: each story can be told again
-
-import msgspec
 import pytest
 
-from slurmbridge.core import action as act
-from slurmbridge.core import event as ev
-from slurmbridge.pool import keys
-from slurmbridge.pool.group import Group
-from slurmbridge.pool.record import GpuRequest, PodRecord
-from tests.support.core_world import MOST_PODS, WEIGHTS, ModelPod, World
-
-
-class GangWorld(World):
-    """All pods are members of gangs."""
-
-    gangs_made = 0
-
-    def make_pod(self, pick, how):
-        size = 2 + pick % 2
-        if sum(not p.is_gone for p in self.pods.values()) + size > MOST_PODS:
-            return
-        self.gangs_made += 1
-        group = Group("own", "d", f"g{self.gangs_made}", size=size)
-        for rank in range(size):
-            self.made += 1
-            record = PodRecord(
-                uid=f"u{self.made}",
-                namespace="d",
-                name=f"g{self.gangs_made}-{rank}",
-                phase="Pending",
-                gpu=GpuRequest(1 + how % 3),
-                cpus=1,
-                memory_mib=1,
-                created=self.now,
-                grace_s=5,
-                gates=(keys.GATE,),
-                group=msgspec.structs.replace(group, rank=(rank,)),
-            )
-            self.pods[record.uid] = ModelPod(record)
-            self.watch.append(ev.PodChanged(record))
-
-    def deploy(self, pick, how):
-        self.make_pod(pick, how)
-
-    def _watch_action(self, action):
-        super()._watch_action(action)
-        if not isinstance(action, act.Lift) or not action.gate:
-            return
-        state = self.machine.state
-        key = self.pods[action.uid].record.group.key
-        known = [p for p in state.pods.values() if p.group is not None and p.group.key == key]
-        begun = [p for p in known if keys.GATE not in p.gates]
-        begun += [p for p in self.pods.values() if p.record.group.key == key and not p.record.gates]
-        for pod in known:
-            if pod.deleting_since is not None or pod.is_over:
-                continue
-            entry = state.book.get(pod.uid)
-            has = bool(pod.node) or (entry is not None and entry.phase == "held")
-            self._demand(has or bool(begun), "partial_gang", f"{action.uid}: {pod.uid} has none")
-        self._demand(
-            len(known) >= known[0].group.size or bool(begun), "partial_gang", f"{key}: {len(known)}"
-        )
-
-    def _check_settled(self):
-        super()._check_settled()
-        for pod in self.pods.values():
-            group = pod.record.group
-            if pod.is_gone or not pod.record.gates:
-                continue
-            held = self.machine.state.book.get(pod.record.uid)
-            self._demand(held is None, "leaked_claims", f"{group.key} waits and holds {held}")
+from tests.property.soak import run_story
+from tests.support.gang_world import GangWorld
 
 
 @pytest.mark.parametrize("first", range(1, 81, 40))
 def test_gangs_start_as_a_whole_or_hold_nothing(first):
     for seed in range(first, first + 40):
-        luck = random.Random(seed)
-        names, weights = list(WEIGHTS), list(WEIGHTS.values())
-        world = GangWorld()
-        for name in luck.choices(names, weights, k=150):
-            world.step(name, luck.getrandbits(16), luck.getrandbits(16))
-        world.settle()
+        run_story(seed, 150, GangWorld())
+
+
+@pytest.mark.parametrize("first", range(1, 41, 20))
+def test_gangs_survive_a_bridge_that_dies_after_every_single_action(first):
+    for seed in range(first, first + 20):
+        run_story(seed, 150, GangWorld(), kills=1.0)

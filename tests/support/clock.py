@@ -11,7 +11,7 @@ class HandClock:
     """Implements `slurmbridge.clock.Clock`; `sleep` ends when `advance` has passed its moment."""
 
     def __init__(self, wall: float = 1_800_000_000.0) -> None:
-        self._wall = wall
+        self._wall = self._started = wall
         self._monotonic = 0.0
         self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
         self._order = itertools.count()
@@ -21,6 +21,9 @@ class HandClock:
 
     def monotonic(self) -> float:
         return self._monotonic
+
+    def steady(self) -> float:
+        return self._started + self._monotonic
 
     async def sleep(self, seconds: float) -> None:
         if seconds <= 0:

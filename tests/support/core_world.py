@@ -58,6 +58,7 @@ MOST_PODS = 10
 
 SETTINGS = Settings(
     policy=Policy(cluster=CLUSTER, granularity=Granularity.GPU),
+    slurm_cluster="s",
     owner_uid=OWNER,
     eviction=Eviction(per_minute=20, share=0.5, at_least=4),
 )
@@ -315,6 +316,7 @@ class World:
     story: list[str] = field(default_factory=list)
     machine: Machine = field(init=False)
     terms: int = 0
+    ahead_s: float = 0.0
     ops: int = 0
     made: int = 0
     steps: int = 0
@@ -342,6 +344,15 @@ class World:
             self.late_poll = snapshot
         else:
             self._take_poll(snapshot)
+
+    def poll_wrong(self, pick: int, how: int) -> None:
+        """No answer, or one of a Slurm that is not ours and knows nothing."""
+        if how % 2:
+            self._handle(ev.PollFailed("cut"))
+            return
+        true = self.slurm.snapshot(self.now)
+        config = SlurmConfig("another", true.config.version, true.config.boot_time)
+        self._handle(ev.Polled(msgspec.structs.replace(true, config=config, jobs={})))
 
     def poll_late(self, pick: int, how: int) -> None:
         if self.late_poll is not None:
@@ -533,6 +544,10 @@ class World:
                 self._effect(action)
         self._start_machine()
 
+    def step_clock(self, pick: int, how: int) -> None:
+        """Somebody sets the clock of the bridge's host; Slurm's and time itself stay as they are."""
+        self.ahead_s = (0.0, 90.0, -90.0, 3600.0, -3600.0, 1e6)[pick % 6]
+
     def breaker(self, pick: int, how: int) -> None:
         if self.machine.state.breaker_since is not None:
             self._handle(ev.BreakerAnswered(confirm=how % 2 == 0))
@@ -606,7 +621,7 @@ class World:
     def _handle(self, event: ev.Event) -> None:
         if isinstance(event, (ev.Allocated, ev.Covered)):
             self.told.add((event.claim.job_id, event.uid, event.claim.started))
-        for action in self.machine.handle(event, self.now):
+        for action in self.machine.handle(event, self.now, self.ahead_s):
             self.story.append(f"    -> {_short(action)}")
             self._watch_action(action)
             if isinstance(action, act.Reply):
@@ -1003,6 +1018,7 @@ WEIGHTS: dict[str, int] = {
     "wait": 14,
     "poll": 14,
     "poll_late": 4,
+    "poll_wrong": 1,
     "tick": 8,
     "make_pod": 7,
     "see": 14,
@@ -1025,5 +1041,6 @@ WEIGHTS: dict[str, int] = {
     "node_silent": 2,
     "kill_machine": 1,
     "breaker": 1,
+    "step_clock": 1,
 }
 """How often each operation happens in a soak; the keys are all operations."""

@@ -27,6 +27,9 @@ class Clock:
     def monotonic(self):
         return self.now
 
+    def steady(self):
+        return self.wall()
+
     async def sleep(self, seconds):
         self.now += seconds
 

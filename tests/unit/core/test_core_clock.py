@@ -1,0 +1,76 @@
+"""Steps of the host's clock: no timer of ours follows them, and Slurm's times are still met."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from slurmbridge.core import action as act
+from slurmbridge.core import event as ev
+from tests.support.builders import T0, Story, make_claim_job, make_pod, none, only
+
+HOUR = 3600.0
+
+
+@pytest.fixture
+def pod():
+    return make_pod("a").gpus(2)
+
+
+@pytest.fixture
+def story(pod):
+    return Story("n1", "n2").start(pod).run(pod, 10, "n1", "0-1").forget()
+
+
+def step(story: Story, seconds: float) -> None:
+    """The host's clock is set; the steady one goes on."""
+    story.machine.handle(ev.Ticked(), story.now, seconds)
+
+
+@pytest.mark.parametrize("seconds", [HOUR, -HOUR])
+def test_a_step_ends_no_lingering_claim_early_or_late(story, pod, seconds):
+    story.gone(pod)
+    step(story, seconds)
+    assert none(story.pass_time(25), act.End)
+    ended = [a.job_id for a in story.pass_time(20) if isinstance(a, act.End)]
+    assert set(ended) == {10}
+
+
+@pytest.mark.parametrize("seconds", [HOUR, -HOUR])
+def test_a_step_makes_no_reading_older_and_refuses_no_later_one(story, seconds):
+    step(story, seconds)
+    assert not story.machine.state.is_stale
+    before = story.machine.state.snapshot
+    story.now += 1
+    story.poll()
+    assert story.machine.state.snapshot is not before
+
+
+@pytest.mark.parametrize("seconds", [HOUR, -HOUR])
+def test_a_view_is_dated_by_the_clock_that_slurm_is_compared_with(story, seconds):
+    read = story.machine.state.snapshot.began
+    step(story, seconds)
+    assert story.machine.view().as_of == read + seconds
+
+
+def test_jitter_between_two_clocks_is_no_step(story):
+    step(story, 0.1)
+    assert story.machine.state.ahead_s == 0.0
+
+
+def test_a_claim_is_renewed_by_the_clock_of_the_host(story, pod):
+    """Slurm's clock is right; ours was half an hour behind and is set right: it ends soon."""
+    story.slurm(make_claim_job(10, pod, "n1", "0-1").but(end=T0 + HOUR))
+    assert none(story.poll(at=30), act.Extend)
+    step(story, HOUR / 2)
+    assert only(story.poll(at=31), act.Extend).job_id == 10
+
+
+def test_what_another_cluster_does_not_know_of_is_no_loss(story):
+    known = story.machine.state.snapshot
+    other = msgspec.structs.replace(known.config, cluster="another")
+    story.now += 1
+    empty = msgspec.structs.replace(known, began=story.now, config=other, jobs={})
+    assert story.handle(ev.Polled(empty)) == []
+    assert story.machine.state.snapshot is known
+    assert story.machine.state.poll_failed.startswith("another cluster answers: another")
