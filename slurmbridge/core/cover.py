@@ -125,7 +125,8 @@ def check(state: State, entry: Entry) -> None:
     """After a reading: is there a claim that covers the pod? If not, ask for one.
 
     One may have been made by an earlier Cover whose answer was lost: asking again at once would
-    find the GPUs taken, by us.
+    find the GPUs taken, by us. A refusal counts no more once slurmctld has restarted: it may have
+    forgotten the job that stood in the way, and a second, younger word is cheap.
     """
     if entry.asked_at is not None and state.now - entry.asked_at < state.settings.answer_s:
         return
@@ -143,7 +144,7 @@ def check(state: State, entry: Entry) -> None:
             doubtful = doubtful or job
     if doubtful is not None:
         _two_truths(state, entry, doubtful)
-    elif entry.refused:
+    elif entry.refused and entry.boot == state.boot:
         _fail(state, entry, entry.refused)
     else:
         ask_for(state, entry)

@@ -8,8 +8,9 @@ from tests.property.soak import run_story
 from tests.support.gang_world import GangWorld
 
 
-@pytest.mark.parametrize("first", range(1, 81, 40))
+@pytest.mark.parametrize("first", [1, 41, 290])
 def test_gangs_start_as_a_whole_or_hold_nothing(first):
+    # 306: a cover refused because of a job that slurmctld forgets in its next restart.
     for seed in range(first, first + 40):
         run_story(seed, 150, GangWorld())
 

@@ -117,6 +117,16 @@ def test_a_refused_cover_evicts_the_pod(story, pod):
     assert "uid-a" in story.machine.state.ledgers["n1"].conflicts[0]
 
 
+def test_a_refused_cover_is_asked_for_again_when_slurmctld_has_restarted_since(story, pod):
+    forget(story)
+    story.slurm(make_job(12).on("n1", "2-5"))
+    story.handle(ev.CoverRefused("uid-a", "indices", "job 12 has GPU 2"))
+    story.slurm(without=(12,)).boot = T0 + 11.5
+    found = story.poll(at=12)
+    assert none(found, act.Evict, act.Tell)
+    assert only(found, act.Cover).indices == (2, 3)
+
+
 def test_a_vanished_claim_without_a_restart_is_looked_at_twice_and_then_lost(story, pod):
     story.slurm(without=(10,)).poll(at=10)
     assert story.handle(ev.JobLooked("uid-a", 10, None)) == []
