@@ -287,7 +287,26 @@ def _explain(args: argparse.Namespace) -> int:
         for group in waits["nodes"].values():
             examples = ", ".join(group["examples"])
             print(f"  {group['count']:>5} nodes: {group['text']} (e.g. {examples})")
+    if (group := answer.get("group")) is not None and group["planned"]:
+        _print_gang(group)
     return OK
+
+
+def _print_gang(gang: dict[str, Any]) -> None:
+    print(f"group {gang['name']} ({gang['kind']}), {gang['size'] or 'an unknown number of'} pods")
+    for word in ("topology", "segment"):
+        if gang[word]:
+            print(f"  {word}: {gang[word]}")
+    if gang["waits"]:
+        print(f"  waits: {gang['waits']}")
+    if gang["level"]:
+        spread = "".join(f", {n} {level}s" for level, n in gang["spread"].items())
+        print(f"  in one {gang['level']}: {gang['domain']}{spread}")
+    for text in gang["whyNotLower"]:
+        print(f"  why not lower: {text}")
+    for row in gang["members"]:
+        claim = f"{row['claim']} {row['jobId'] or ''}".rstrip() if row["claim"] else "no claim"
+        print(f"  {row['rank']:>5} {row['pod']:<40} {row['node'] or '-':<16} {claim}")
 
 
 def _breaker(args: argparse.Namespace) -> int:

@@ -152,11 +152,17 @@ class Rules(_Section, frozen=True):
         period if that is longer.
     node_annotation_s: shortest time in seconds between two writings of the node annotations; four
         times that while pods wait, since each writing wakes all of them.
+    group_s: seconds after which a group of which not all pods have come is told that it was given
+        up; it starts all the same when they come.
+    climb_s: seconds for which a gang's preferred topology level holds, where its annotation does
+        not say.
     """
 
     hold_s: Seconds = 60.0
     linger_s: Seconds = 30.0
     node_annotation_s: Seconds = 15.0
+    group_s: Seconds = 300.0
+    climb_s: Seconds = 120.0
 
 
 class Node(_Section, frozen=True):
@@ -254,6 +260,8 @@ class Config(_Section, frozen=True):
             hold_s=self.rules.hold_s,
             linger_s=self.rules.linger_s,
             node_annotation_s=self.rules.node_annotation_s,
+            group_s=self.rules.group_s,
+            climb_s=self.rules.climb_s,
             slurm_node_label=self.pool.slurm_node_label,
             topology_labels=self.pool.topology_labels,
             names=tuple(sorted(self.pool.names.items())),

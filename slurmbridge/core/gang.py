@@ -14,28 +14,16 @@ from __future__ import annotations
 
 import re
 
-import msgspec
-import numpy as np
-
-from slurmbridge.core import lift, publish, release
+from slurmbridge.core import layout, lift, release, room
 from slurmbridge.core.action import Allocate, AnnotatePod, LookGroup, Tell
 from slurmbridge.core.event import GroupLooked, TopologyRead
-from slurmbridge.core.places import topology
 from slurmbridge.core.settle import request_for
 from slurmbridge.core.state import Entry, Phase, State, asked_gpus
 from slurmbridge.core.waiting import GangState, Pause
 from slurmbridge.pool import keys
 from slurmbridge.pool.claim import Ask
-from slurmbridge.pool.errors import ParseError
-from slurmbridge.pool.index import ViewIndex
 from slurmbridge.pool.policy import Refusal, resolve
 from slurmbridge.pool.record import PodRecord
-from slurmbridge.pool.verdict import PASSES, judge
-from slurmbridge.topology.beside import place_beside
-from slurmbridge.topology.gang import Gang, Placement, Wish, parse_topology_wish
-from slurmbridge.topology.gang import Refusal as NoPlace
-from slurmbridge.topology.index import Bools, Ints
-from slurmbridge.topology.pack import pack
 
 LOOK_SIZE_S = 5.0
 LOOK_AGAIN_S = 10.0
@@ -241,124 +229,14 @@ def _plan(
         if isinstance(ask, Refusal):
             return f"{ask.reason}: {ask.text}"
         asks[pod.uid] = ask
-    if len({a.gpu.type for a in asks.values()}) > 1:
-        return "group: members ask for different types of GPUs"
-    try:
-        text = next((p.group.topology for p in members if p.group and p.group.topology), "none")
-        wish = parse_topology_wish(text)
-    except ParseError as error:
-        return f"annotation: {keys.TOPOLOGY}: {error.text}"
-    index = publish.index(state)
-    places = topology(state, index)
-    free, total, candidates, slots = _room(state, index, missing, asks)
-    since = gang.complete_at if gang.complete_at is not None else state.now
-    climb = state.now - since > state.settings.climb_s
-    at = _standing(state, index, members)
-    if at:
-        return _beside(state, index, missing, asks, at, (free, total, candidates), wish, climb)
-    sizes = tuple(asks[p.uid].gpu.count for p in missing)
-    found = pack(
-        places, free, Gang(sizes), wish, climb=climb, candidates=candidates, total=total,
-        slots=slots,
-    )  # fmt: skip
-    if isinstance(found, NoPlace):
-        return _no_place(found)
-    _note_place(gang, found)
-    plan = {}
-    for pod, row in zip(missing, found.rows, strict=True):
-        plan[pod.uid] = (index.names[row], asks[pod.uid])
-    return plan
-
-
-def _room(
-    state: State, index: ViewIndex, missing: list[PodRecord], asks: dict[str, Ask]
-) -> tuple[Ints, Ints, Bools, Ints]:
-    """Free and all GPUs by row, nodes that may be used, and how many members a node holds.
-
-    A node must be open to the smallest member; CPUs and memory are counted by the largest.
-    """
-    smallest = min(asks.values(), key=lambda a: a.gpu.count)
-    most = msgspec.structs.replace(
-        smallest,
-        cpus=max(a.cpus for a in asks.values()),
-        memory_mib=max(a.memory_mib for a in asks.values()),
-        minutes=max(a.minutes for a in asks.values()),
-        rolling=any(a.rolling for a in asks.values()),
-    )
-    rows = np.arange(len(index), dtype=np.int32)
-    horizon = state.settings.policy.plan_horizon_minutes
-    codes = judge(most, "", index, rows, state.wall, horizon_minutes=horizon)
-    candidates = codes == PASSES
-    selector = {pair for pod in missing for pair in pod.selector}
-    excluded = {n for pod in missing for n in state.waiting.excluded.get(pod.uid, {})}
-    for row in np.flatnonzero(candidates):
-        name = index.names[row]
-        node = state.kube_nodes.get(name)
-        pause = state.waiting.nodes_after.get(name)
-        candidates[row] = (
-            node is not None
-            and node.ready
-            and not node.unschedulable
-            and all(node.labels.get(k) == v for k, v in selector)
-            and name not in excluded
-            and (pause is None or state.now >= pause.until)
-        )
-    free, total = (index.of_type(t, most.gpu.type) for t in (index.free, index.total))
-    if free is None or total is None:
-        free, total = index.free[0], index.total[0]
-    slots = np.minimum(
-        index.cpus_free // max(1, most.cpus), index.memory_free // max(1, most.memory_mib)
-    )
-    wide = np.int64
-    return free.astype(wide), total.astype(wide), candidates, slots.astype(wide)
-
-
-def _standing(state: State, index: ViewIndex, members: list[PodRecord]) -> list[int]:
-    """Rows of the members that have their places."""
-    found = []
-    for pod in members:
-        entry = state.book.get(pod.uid)
-        name = pod.node or ("" if entry is None else entry.kube_node)
-        if name in index.row_of:
-            found.append(index.row_of[name])
-    return found
-
-
-def _beside(
-    state: State,
-    index: ViewIndex,
-    missing: list[PodRecord],
-    asks: dict[str, Ask],
-    at: list[int],
-    room: tuple[Ints, Ints, Bools],
-    wish: Wish,
-    climb: bool,
-) -> dict[str, tuple[str, Ask]] | str:
-    """The missing members one by one, each as near to the others as can be."""
-    free, total, candidates = room
-    places = topology(state, index)
-    plan = {}
-    for pod in missing:
-        count = asks[pod.uid].gpu.count
-        row = place_beside(
-            places, free, count, at, wish, climb=climb, candidates=candidates, total=total
-        )
-        if isinstance(row, NoPlace):
-            return _no_place(row)
-        free[row] -= count
-        at.append(row)
-        plan[pod.uid] = (index.names[row], asks[pod.uid])
-    return plan
-
-
-def _no_place(refusal: NoPlace) -> str:
-    lines = [str(short) for short in refusal.shorts]
-    return f"topology: {'; '.join(lines) or refusal.text}"[:480]
-
-
-def _note_place(gang: GangState, found: Placement) -> None:
-    gang.level, gang.domain = found.level, found.domain
-    gang.shorts = tuple(str(short) for short in found.shorts)
+    laid = layout.lay_out(state, gang, members, missing, asks)
+    if isinstance(laid, str):
+        return laid
+    if laid.found is not None:
+        gang.level, gang.domain = laid.found.level, laid.found.domain
+        gang.shorts = tuple(str(short) for short in laid.found.shorts)
+        gang.spread = dict(laid.found.spread)
+    return {uid: (node, asks[uid]) for uid, node in laid.node_of.items()}
 
 
 def _start(state: State, pod: PodRecord, kube_node: str, ask: Ask) -> None:
@@ -439,7 +317,8 @@ def explain(state: State, pod: PodRecord) -> dict[str, object] | None:
     if gang is None:
         return {"name": pod.group.name, "kind": pod.group.kind, "planned": False}
     rows = []
-    for rank, member in enumerate(_members(state, gang)):
+    members = _members(state, gang)
+    for rank, member in enumerate(members):
         entry = state.book.get(member.uid)
         rows.append(
             {
@@ -460,5 +339,8 @@ def explain(state: State, pod: PodRecord) -> dict[str, object] | None:
         "level": gang.level or None,
         "domain": gang.domain or None,
         "whyNotLower": list(gang.shorts),
+        "spread": gang.spread,
+        "topology": room.said(members, keys.TOPOLOGY) or None,
+        "segment": room.said(members, keys.SEGMENT) or None,
         "members": rows,
     }

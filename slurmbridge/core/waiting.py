@@ -59,8 +59,9 @@ class GangState:
     members: UIDs of its pods behind our gate, and of those that were. size: None: not known yet,
     looked for since `asked_at`. since: when the first member came; complete_at: when the last.
     rolling: an attempt failed, what it holds is given back. after: not tried again before.
-    text: what it waits for. level, domain, shorts: of its place, and why it is not lower.
-    told: members that were told the text.
+    text: what it waits for. level, domain, spread, shorts: of its place, how many domains of the
+    levels below are used, and why it is not lower.
+    told: members that were told the text. seats: the node that was last meant for each rank.
     """
 
     key: str
@@ -75,9 +76,11 @@ class GangState:
     text_since: float = 0.0
     level: str = ""
     domain: str = ""
+    spread: dict[str, int] = field(default_factory=dict)
     shorts: tuple[str, ...] = ()
     told: str = ""
     attempts: int = 0
+    seats: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -59,7 +59,7 @@ class Group(msgspec.Struct, frozen=True):
     name: the group's name. owner: UID (and attempt) of what made it, "" when nobody says.
     size: members that start together; None: `size_from` tells. rank: order of the member within
     the group, compared as a tuple; members without a number come by name.
-    topology: the wish as the user wrote it, "" for none. fault: what of it cannot be read.
+    fault: what of it cannot be read.
     """
 
     kind: str
@@ -69,7 +69,6 @@ class Group(msgspec.Struct, frozen=True):
     size: int | None = None
     size_from: SizeFrom | None = None
     rank: tuple[int, ...] = ()
-    topology: str = ""
     fault: str = ""
 
     @property
@@ -100,7 +99,7 @@ def group_of(raw: RawPod) -> Group | None:
             found = msgspec.structs.replace(found, rank=(rank,))
     if found.size is None and found.size_from is None and not fault:
         fault = f"the size of the group is not known: annotation {keys.GROUP_SIZE} is missing"
-    return msgspec.structs.replace(found, topology=notes.get(keys.TOPOLOGY, ""), fault=fault)
+    return msgspec.structs.replace(found, fault=fault)
 
 
 def _named(

@@ -19,6 +19,7 @@ GROUP: Final = PREFIX + "group"
 GROUP_SIZE: Final = PREFIX + "group-size"
 RANK: Final = PREFIX + "rank"
 TOPOLOGY: Final = PREFIX + "topology"
+SEGMENT: Final = PREFIX + "segment"
 MODE: Final = PREFIX + "mode"
 
 # On pods, written by us.
@@ -53,6 +54,7 @@ USER_KEYS: Final = frozenset(
         GROUP_SIZE,
         RANK,
         TOPOLOGY,
+        SEGMENT,
         MODE,
     }
 )

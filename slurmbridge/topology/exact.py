@@ -52,7 +52,7 @@ def lay_exactly(room: Room, height: int, holds: Bools) -> Found | None:
         segments = Segments(need.height, need.kinds)
     solver = Knapsack(tuple(need.count.tolist()), segments, tuple(need.amount.tolist()))
     slots = None if room.slots is None else room.slots[items[0]]
-    costs = solver.solve(need.sizes, room.free[items[0]], slots, floors)
+    costs = solver.solve(need.sizes, need.types, room.free[:, items[0]], slots, floors)
     domains = items[height]
     above = [values[height][domains]]
     up = domains

@@ -9,8 +9,11 @@ from typing import Literal
 import msgspec
 
 from slurmbridge.pool.errors import ParseError
+from slurmbridge.pool.policy import parse_wish
 
-_WISH_RE = re.compile(r"(required|preferred):([A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)")
+_LEVEL = r"([A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)"
+_WISH_RE = re.compile(rf"(?:(required):{_LEVEL}|(preferred):{_LEVEL}(?:@(\S+))?)")
+_SEGMENT_RE = re.compile(rf"([1-9][0-9]{{0,4}})(?::{_LEVEL})?", re.ASCII)
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -18,14 +21,25 @@ class Wish(msgspec.Struct, frozen=True):
 
     required: in one domain of that level or a lower one, or not at all. preferred: the same, until
     its time limit is over. none: in the lowest domain that holds it, whatever its level.
+    climb_s: seconds for which a preferred wish holds; None: as long as the site says.
     """
 
     mode: Literal["required", "preferred", "none"] = "none"
     level: str = ""
+    climb_s: int | None = None
+
+
+class SegmentWish(msgspec.Struct, frozen=True):
+    """Pieces of `pods` neighbours by rank, each in one domain of `level`; 0 pods: no such wish."""
+
+    pods: int = 0
+    level: str = ""
 
 
 def parse_topology_wish(text: str) -> Wish:
-    """Read the topology annotation: `required:rack`, `preferred:zone` or `none`.
+    """Read the topology annotation: `required:rack`, `preferred:zone[@10m]` or `none`.
+
+    The time after `@` is written as durations are, as in Slurm's `--switches=1@10`.
 
     Raises:
         ParseError: any other form.
@@ -36,9 +50,27 @@ def parse_topology_wish(text: str) -> Wish:
         return Wish()
     match = _WISH_RE.fullmatch(stripped)
     if match is None:
-        raise ParseError(text, "expected none, required:LEVEL or preferred:LEVEL")
-    mode: Literal["required", "preferred"] = "required" if match[1] == "required" else "preferred"
-    return Wish(mode, match[2])
+        wanted = "expected none, required:LEVEL, preferred:LEVEL or preferred:LEVEL@TIME"
+        raise ParseError(text, wanted)
+    if match[1]:
+        return Wish("required", match[2])
+    return Wish("preferred", match[4], None if match[5] is None else parse_wish(match[5]))
+
+
+def parse_segment(text: str) -> SegmentWish:
+    """Read the segment annotation: `4` or `4:rack`; "" is no wish.
+
+    Raises:
+        ParseError: any other form.
+
+    """
+    stripped = text.strip()
+    if not stripped:
+        return SegmentWish()
+    match = _SEGMENT_RE.fullmatch(stripped)
+    if match is None:
+        raise ParseError(text, "expected a number of pods, or NUMBER:LEVEL")
+    return SegmentWish(int(match[1]), match[2] or "")
 
 
 class Gang(msgspec.Struct, frozen=True):
@@ -49,11 +81,14 @@ class Gang(msgspec.Struct, frozen=True):
     segment: so many pods, neighbours by rank, share a domain of `segment_level` (as Slurm's
     `--segment` for blocks); 0: no such wish. A gang larger than a segment must be a whole number of
     them. segment_level "": the closest level above the node.
+    types: by rank, the row of `pack`'s `free` that a pod takes from: 0 GPUs of any type, t those of
+    one type; () for a gang that asks for one type.
     """
 
     gpus: tuple[int, ...]
     segment: int = 0
     segment_level: str = ""
+    types: tuple[int, ...] = ()
 
 
 class Short(msgspec.Struct, frozen=True):

@@ -11,18 +11,18 @@ import numpy as np
 
 from slurmbridge.topology.index import Ints
 from slurmbridge.topology.knapsack import Laid, State
-from slurmbridge.topology.need import Room
+from slurmbridge.topology.need import Need, Room
 
 
 def lay(room: Room, height: int, domain: int) -> Laid | None:
     """Lay the gang under one domain, or None when that fails (for one size it never does)."""
     index, need = room.index, room.need
     places = _roomiest_first(room, height, domain)
-    free = room.free[places]
+    free = room.free[:, places]
     slots = np.full(len(places), need.pods) if room.slots is None else room.slots[places]
     used = np.zeros((len(places), len(need.sizes)), np.int64)
     if not (need.has_segments and height > need.height):
-        if not _fill(need.sizes, need.count, free, slots, used):
+        if not _fill(need, need.count, free, slots, used):
             return None
         return Laid(_by_place(places, used), {})
     waiting = need.amount.copy()
@@ -30,12 +30,12 @@ def lay(room: Room, height: int, domain: int) -> Laid | None:
     domains = index.domain[need.height][places]
     for one in dict.fromkeys(domains.tolist()):
         here = domains == one
-        part = [free[here], slots[here], used[here]]
+        part = [free[:, here], slots[here], used[here]]
         got = np.zeros(len(need.kinds), np.int64)
         for kind in range(len(need.kinds)):
             while waiting[kind]:
                 trial = [a.copy() for a in part]
-                if not _fill(need.sizes, need.kinds[kind], *trial):
+                if not _fill(need, need.kinds[kind], *trial):
                     break
                 part = trial
                 got[kind] += 1
@@ -65,15 +65,16 @@ def _roomiest_first(room: Room, height: int, domain: int) -> Ints:
     return places[np.lexsort(keys)]
 
 
-def _fill(sizes: Ints, count: Ints, free: Ints, slots: Ints, used: Ints) -> bool:
+def _fill(need: Need, count: Ints, free: Ints, slots: Ints, used: Ints) -> bool:
     """Put pods on nodes in their order, largest first; changes the last three. False: no room."""
-    for size in range(len(sizes)):
-        fits = np.minimum(free // sizes[size], slots)
+    for size in range(len(need.sizes)):
+        gpus, rows = need.sizes[size], sorted({0, int(need.types[size])})
+        fits = np.minimum(free[rows].min(axis=0) // gpus, slots)
         before = np.cumsum(fits) - fits
         take = np.clip(count[size] - before, 0, fits)
         if int(take.sum()) < count[size]:
             return False
-        free -= take * sizes[size]
+        free[rows] -= take * gpus
         slots -= take
         used[:, size] += take
     return True

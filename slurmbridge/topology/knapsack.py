@@ -85,12 +85,15 @@ class Knapsack:
         self._rounds: list[list[_Round]] = []
         self._work = 0
 
-    def solve(self, sizes: Ints, free: Ints, slots: Ints | None, floors: Sequence[Floor]) -> Ints:
+    def solve(
+        self, sizes: Ints, types: Ints, free: Ints, slots: Ints | None, floors: Sequence[Floor]
+    ) -> Ints:
         """Least cost of laying everything under each root: int64[roots], `INFEASIBLE` if not.
 
         Args:
             sizes: int64[sizes], GPUs per pod.
-            free: int64[items of floor 0], free GPUs per node.
+            types: int64[sizes], the row of `free` that a pod takes from.
+            free: int64[1 + types, items of floor 0], free GPUs per node: all, then by type.
             slots: int64[items of floor 0], pods that a node can take at most; None: no limit.
             floors: from the nodes up to the children of the roots; the roots' touch costs nothing.
 
@@ -98,7 +101,7 @@ class Knapsack:
             TooLargeError: more than `WORK_LIMIT`.
 
         """
-        table = self._node_table(sizes, free, slots, floors[0].touch)
+        table = self._node_table(sizes, types, free, slots, floors[0].touch)
         goal = self._want
         for height, floor in enumerate(floors):
             if self._segments is not None and height == self._segments.height:
@@ -129,17 +132,21 @@ class Knapsack:
                 }
         return Laid(items, pieces)
 
-    def _node_table(self, sizes: Ints, free: Ints, slots: Ints | None, touch: Ints) -> Ints:
-        most = int(free.max(initial=0))
-        box = [min(n, most // int(size)) for n, size in zip(self._want, sizes, strict=True)]
-        self._spend(len(free) * int(np.prod([b + 1 for b in box], dtype=float)))
+    def _node_table(
+        self, sizes: Ints, types: Ints, free: Ints, slots: Ints | None, touch: Ints
+    ) -> Ints:
+        most = (free.max(axis=1, initial=0)[types] // sizes).tolist()
+        box = [min(wanted, fit) for wanted, fit in zip(self._want, most, strict=True)]
+        self._spend(free.shape[1] * int(np.prod([b + 1 for b in box], dtype=float)))
         states = np.indices([b + 1 for b in box]).reshape(len(box), -1)
-        fits = (sizes @ states)[None, :] <= free[:, None]
+        fits = (sizes @ states)[None, :] <= free[0][:, None]
+        for one in np.unique(types[types > 0]):
+            fits &= ((sizes * (types == one)) @ states)[None, :] <= free[one][:, None]
         if slots is not None:
             fits &= states.sum(axis=0)[None, :] <= slots[:, None]
         table = np.where(fits, touch[:, None], INFEASIBLE)
         table[:, 0] = 0
-        return table.reshape(len(free), *(b + 1 for b in box))
+        return table.reshape(free.shape[1], *(b + 1 for b in box))
 
     def _in_pieces(self, table: Ints, kinds: Ints) -> Ints:
         """Of each table only what is a sum of whole pieces."""

@@ -14,7 +14,8 @@ from slurmbridge.topology.index import Bools, Ints, TopologyIndex
 class Need(msgspec.Struct, frozen=True, eq=False):
     """A gang in numbers.
 
-    sizes: int64[S], GPUs per pod, distinct, largest first. count: int64[S], pods of each.
+    sizes: int64[S], GPUs per pod, largest first. types: int64[S], the row of `Room.free` that they
+    take from. Size and type together are distinct. count: int64[S], pods of each.
     kinds: int64[K, S], the different pieces (without segments: one, the whole gang); amount:
     int64[K], pieces of each. kind_of: int64[pieces], kind of each piece by rank.
     size_of: int64[pods], which size a pod has, by rank.
@@ -22,6 +23,7 @@ class Need(msgspec.Struct, frozen=True, eq=False):
     """
 
     sizes: Ints
+    types: Ints
     count: Ints
     kinds: Ints
     amount: Ints
@@ -44,18 +46,20 @@ class Need(msgspec.Struct, frozen=True, eq=False):
 def need_of(gang: Gang, height: int) -> Need:
     """Numbers of a gang whose segment, if any, divides it; `height` is the segment level's."""
     gpus = np.asarray(gang.gpus, np.int64)
-    sizes = np.unique(gpus)[::-1]
+    types = np.asarray(gang.types or np.zeros(len(gpus)), np.int64)
+    distinct, size_of = np.unique(np.stack((-gpus, types)), axis=1, return_inverse=True)
+    size_of = size_of.reshape(-1).astype(np.int64)
     segment = gang.segment if 0 < gang.segment < len(gpus) else len(gpus)
-    pieces = gpus.reshape(-1, segment)
-    by_size = (pieces[:, :, None] == sizes).sum(axis=1)
+    by_size = (size_of.reshape(-1, segment)[:, :, None] == np.arange(distinct.shape[1])).sum(axis=1)
     kinds, kind_of, amount = np.unique(by_size, axis=0, return_inverse=True, return_counts=True)
     return Need(
-        sizes=sizes,
+        sizes=-distinct[0],
+        types=distinct[1],
         count=by_size.sum(axis=0),
         kinds=kinds,
         amount=amount.astype(np.int64),
         kind_of=kind_of.reshape(-1).astype(np.int64),
-        size_of=(gpus[:, None] == sizes).argmax(axis=1),
+        size_of=size_of,
         height=height,
         segment=segment,
     )
@@ -67,7 +71,8 @@ class Room:
     Attributes:
         index: the topology.
         need: the gang.
-        free: int64[N], free GPUs of the nodes that may be used.
+        free: int64[1 + T, N], free GPUs of the nodes that may be used: of all types, then by type.
+        worth: int64[S, S], how many places of the first size a pod of the second one takes.
         whole: bool[N], nodes of which nothing is in use; None: not known.
         slots: int64[N], pods that a node may take; None: no limit.
         words: how to call a level, by height, where the caller used another of its names.
@@ -89,6 +94,11 @@ class Room:
         self.whole = whole
         self.slots = slots
         self.words = words
+        sizes, types = need.sizes, need.types
+        # What is asked of any type may lie on anything; a place of a type only its own pods take.
+        shares = (types[:, None] == 0) | (types[:, None] == types[None, :])
+        larger = sizes[None, :] >= sizes[:, None]
+        self.worth: Ints = np.where(shares & larger, sizes[None, :] // sizes[:, None], 0)
         self._pods: list[Ints] = []
 
     def level(self, height: int) -> str:
@@ -100,9 +110,7 @@ class Room:
 
         A larger pod takes as many whole places of a smaller size as it holds.
         """
-        sizes = self.need.sizes
-        worth = np.where(sizes[None, :] >= sizes[:, None], sizes[None, :] // sizes[:, None], 0)
-        taken: Ints = worth @ wanted
+        taken: Ints = self.worth @ wanted
         return taken
 
     def pods(self, height: int) -> Ints:
@@ -113,9 +121,10 @@ class Room:
         other gangs that is necessary, not sufficient.
         """
         if not self._pods:
-            places = self.free[None, :] // self.need.sizes[:, None]
+            most_free = np.minimum(self.free[0], self.free[self.need.types])
+            places = most_free // self.need.sizes[:, None]
             if self.slots is not None:
-                most = self.need.sizes[0] // self.need.sizes  # places that one pod may fill
+                most = self.worth.max(axis=1)  # places that one pod may fill
                 places = np.minimum(places, self.slots[None, :] * most[:, None])
             self._pods.append(places)
         while len(self._pods) <= height:
@@ -140,7 +149,7 @@ class Room:
 
         Twice its free GPUs, and one more if nothing of it is in use.
         """
-        value = 2 * self.index.sums(self.free, height)
+        value = 2 * self.index.sums(self.free[0], height)
         if self.whole is not None:
             whole = self.index.sums(self.whole.astype(np.int64), height)
             value += whole == np.diff(self.index.bounds[height])
@@ -167,7 +176,7 @@ class Room:
         missing = lacking[:, domain].copy()
         pods = gpus = 0
         for size, gpus_each in enumerate(self.need.sizes.tolist()):
-            worth = self.slots_for(np.eye(len(missing), dtype=np.int64)[size])
+            worth = self.worth[:, size]
             used = worth > 0
             wanted = int((-(-missing[used] // worth[used])).max(initial=0))
             out = min(wanted, int(self.need.count[size]))

@@ -54,12 +54,13 @@ def pack(
 
     Args:
         index: the topology.
-        free: int[N] by row, free GPUs of the type that the gang asks for.
+        free: int[N] by row, free GPUs of the type that the gang asks for; for a gang of several
+            types int[1 + T, N]: of all types that it asks for, then of each.
         gang: the pods' sizes by rank.
         wish: how close they must stand; None: no wish.
         climb: whether the time limit of a preferred wish is over.
         candidates: bool[N] by row, nodes that may be used; None: all.
-        total: int[N] by row, all GPUs of that type; tells wholly free nodes from used ones.
+        total: int[N] by row, all GPUs of these types; tells wholly free nodes from used ones.
         slots: int[N] by row, how many of the gang's pods a node has CPUs and memory for; None: no
             limit. In a gang of mixed sizes it counts pods of any size.
 
@@ -116,12 +117,12 @@ def _room(
     words: Mapping[int, str],
 ) -> Room:
     """Everything by place, and nothing free that may not be used."""
-    open_gpus = np.maximum(np.asarray(free, np.int64), 0)
+    open_gpus = np.maximum(np.atleast_2d(np.asarray(free, np.int64)), 0)
     if candidates is not None:
         open_gpus = np.where(candidates, open_gpus, 0)
-    whole = None if total is None else (open_gpus >= np.asarray(total, np.int64))[index.row]
+    whole = None if total is None else (open_gpus[0] >= np.asarray(total, np.int64))[index.row]
     limit = None if slots is None else np.maximum(np.asarray(slots, np.int64), 0)[index.row]
-    return Room(index, need, open_gpus[index.row], whole, limit, words)
+    return Room(index, need, open_gpus[:, index.row], whole, limit, words)
 
 
 def _climb(room: Room, limit: int) -> Placement | Refusal:
@@ -164,14 +165,16 @@ def _climb(room: Room, limit: int) -> Placement | Refusal:
 
 
 def _lay_on_node(room: Room, holds: Bools) -> Found | None:
-    gpus = int(room.need.sizes @ room.need.count)
-    holds = holds & (room.free >= gpus)
+    need = room.need
+    holds = holds & (room.free[0] >= need.sizes @ need.count)
+    for one in np.unique(need.types[need.types > 0]):
+        holds &= room.free[one] >= need.sizes @ (need.count * (need.types == one))
     if room.slots is not None:
-        holds &= room.slots >= room.need.pods
+        holds &= room.slots >= need.pods
     if not holds.any():
         return None
-    place = least_broken(room.index, room.free, room.whole, holds)
-    return place, Laid({place: tuple(room.need.count.tolist())}, {})
+    place = least_broken(room.index, room.free[0], room.whole, holds)
+    return place, Laid({place: tuple(need.count.tolist())}, {})
 
 
 def _lay_roughly(room: Room, height: int, holds: Bools) -> Found | None:

@@ -20,7 +20,7 @@ def test_exhaustive_search_never_finds_a_lower_domain_or_fewer_children_or_a_tig
         assert isinstance(placement, Placement), (seed, case, placement)
         assert placement.exact
         assert faults_of(case, placement) == [], (seed, case, placement)
-        if len(set(case.gpus)) == 1:
+        if len(set(case.pods)) == 1:
             assert not any(breaks_of(case, placement)), (seed, case, placement)
         height, *spread = key_of(case, index, placement)
         assert (placement.level, [*placement.spread.values()]) == (index.levels[height], spread)
@@ -48,10 +48,10 @@ def test_without_search_placements_are_possible_and_no_higher_for_pods_of_one_si
         case = random_case(seed)
         index, placement = answer(case)
         if not isinstance(placement, Placement):
-            assert len(set(case.gpus)) > 1 or best(case) is None, (seed, case)
+            assert len(set(case.pods)) > 1 or best(case) is None, (seed, case)
             continue
         assert faults_of(case, placement) == [], (seed, case, placement)
-        if len(set(case.gpus)) == 1:
+        if len(set(case.pods)) == 1:
             found = key_of(case, index, placement)
             assert placement.exact is (found[0] == 0)
             assert found[:2] == best(case)[:2], (seed, case, placement)

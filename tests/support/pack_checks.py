@@ -25,9 +25,12 @@ def index_of(paths: list[tuple[str, ...]]) -> TopologyIndex:
 def answer(case: Case, **options):
     """The product's answer to a case."""
     index = index_of(case.paths)
-    gang = Gang(case.gpus, case.segment, index.levels[case.segment_height])
+    gang = Gang(case.gpus, case.segment, index.levels[case.segment_height], case.types)
     slots = None if case.slots is None else np.array(case.slots)
-    return index, pack(index, np.array(case.free), gang, slots=slots, **options)
+    free = np.array(case.free)
+    if case.by_type:
+        free = np.array([case.free, *zip(*case.by_type, strict=True)])
+    return index, pack(index, free, gang, slots=slots, **options)
 
 
 def key_of(case: Case, index: TopologyIndex, placement: Placement) -> tuple[int, ...]:
@@ -69,6 +72,11 @@ def faults_of(case: Case, placement: Placement) -> list[str]:
     for row, gpus in zip(placement.rows, case.gpus, strict=True):
         load[row] += gpus
     faults += [f"node {r} has {case.free[r]}, got {g}" for r, g in load.items() if g > case.free[r]]
+    for row, (one, two) in enumerate(case.by_type):
+        here = [pod for r, pod in zip(placement.rows, case.pods, strict=True) if r == row]
+        asked = [sum(gpus for gpus, kind in here if kind == k) for k in (1, 2)]
+        if asked[0] > one or asked[1] > two:
+            faults.append(f"node {row} has {one} and {two} of the two types, got {asked}")
     pods = Counter(placement.rows)
     if case.slots:
         faults += [f"node {r} may take {case.slots[r]}" for r in pods if pods[r] > case.slots[r]]

@@ -10,7 +10,11 @@ import numpy as np
 
 
 class Case(NamedTuple):
-    """One question: where nodes stand, what is free, what is asked."""
+    """One question: where nodes stand, what is free, what is asked.
+
+    types: of each pod, 0 for GPUs of any type, 1 or 2; by_type: free GPUs of types 1 and 2 by node.
+    Both are empty where there is one type.
+    """
 
     paths: list[tuple[str, ...]]
     free: list[int]
@@ -18,6 +22,13 @@ class Case(NamedTuple):
     segment: int = 0
     segment_height: int = 1
     slots: list[int] | None = None
+    types: tuple[int, ...] = ()
+    by_type: list[tuple[int, int]] = []  # noqa: RUF012 - never changed
+
+    @property
+    def pods(self):
+        """(GPUs, type) by rank."""
+        return list(zip(self.gpus, self.types or (0,) * len(self.gpus), strict=True))
 
     @property
     def names(self):
@@ -47,7 +58,19 @@ def random_case(seed: int) -> Case:
     if rng.random() < 0.4:
         segment = int(rng.choice([d for d in range(1, len(gpus) + 1) if len(gpus) % d == 0]))
     slots = [pick(0, 4) for _ in range(count)] if rng.random() < 0.2 else None
-    return Case(paths, free, gpus, segment, pick(0, depth), slots)
+    case = Case(paths, free, gpus, segment, pick(0, depth), slots)
+    return case if rng.random() < 0.7 else _of_two_types(rng, case)
+
+
+def _of_two_types(rng: np.random.Generator, case: Case) -> Case:
+    """Most nodes have GPUs of one type, some of both; some gangs have pods that take either."""
+    by_type = []
+    for free in case.free:
+        first = int(rng.choice([0, free, free, rng.integers(0, free + 1)]))
+        by_type.append((first, free - first))
+    kinds = [0, 1, 2] if rng.random() < 0.3 else [1, 2]
+    types = tuple(int(rng.choice(kinds)) for _ in case.gpus)
+    return case._replace(types=types, by_type=by_type)
 
 
 def _random_paths(rng: np.random.Generator, count: int, depth: int) -> list[tuple[str, ...]]:
@@ -119,13 +142,14 @@ def _feasible(case: Case):
 
 def _fits(case: Case, nodes: list[int]) -> bool:
     """Whether the gang fits on these nodes, by trying every way."""
-    gpus = case.gpus
-    slots = case.slots or [len(gpus)] * len(case.free)
-    space = list(zip(case.free, slots, strict=True))
-    segment = case.segment if 0 < case.segment < len(gpus) else len(gpus)
-    pieces = [tuple(sorted(gpus[i : i + segment])) for i in range(0, len(gpus), segment)]
+    pods = case.pods
+    slots = case.slots or [len(pods)] * len(case.free)
+    by_type = case.by_type or [(free, 0) for free in case.free]
+    space = [(*free, slot) for free, slot in zip(by_type, slots, strict=True)]
+    segment = case.segment if 0 < case.segment < len(pods) else len(pods)
+    pieces = [tuple(sorted(pods[i : i + segment])) for i in range(0, len(pods), segment)]
     if not case.segment:
-        return _pods_fit(tuple(sorted(gpus)), tuple(sorted(space[n] for n in nodes)))
+        return _pods_fit(tuple(sorted(pods)), tuple(sorted(space[n] for n in nodes)))
     height = case.segment_height
     groups: dict[str, list[int]] = {}
     for n in nodes:
@@ -154,17 +178,23 @@ def _pieces_fit(pieces, groups) -> bool:
 
 @cache
 def _pods_fit(pods, free) -> bool:
-    """Bin packing by trying every node for the largest pod; free: (GPUs, pods) of each node."""
+    """Bin packing by trying every node for the largest pod, and every way to take its GPUs there.
+
+    free: GPUs of type 1, of type 2, and number of pods, of each node.
+    """
     if not pods:
         return True
-    if sum(pods) > sum(gpus for gpus, _ in free):
+    if sum(gpus for gpus, _ in pods) > sum(one + two for one, two, _ in free):
         return False
-    largest = pods[-1]
-    for gpus, slots in set(free):
-        if gpus >= largest and slots:
-            left = list(free)
-            left.remove((gpus, slots))
-            left.append((gpus - largest, slots - 1))
-            if _pods_fit(pods[:-1], tuple(sorted(left))):
-                return True
+    largest, kind = pods[-1]
+    for one, two, slots in set(free):
+        low, high = max(0, largest - two), min(largest, one)
+        ways = {0: range(low, high + 1), 1: [largest], 2: [0]}[kind]
+        for taken in ways if slots else ():
+            if one >= taken and two >= largest - taken:
+                left = list(free)
+                left.remove((one, two, slots))
+                left.append((one - taken, two - (largest - taken), slots - 1))
+                if _pods_fit(pods[:-1], tuple(sorted(left))):
+                    return True
     return False

@@ -24,8 +24,10 @@ RACKS = {"n1": "r1", "n2": "r1", "n3": "r2", "n4": "r2"}
 
 
 def member(i, size=2, gpus=8, group="g", wish="", **fields):
-    made = Group("own", "default", group, size=size, rank=(i,), topology=wish)
-    return make_pod(f"{group}{i}").gpus(gpus).but(gates=(keys.GATE,), group=made, **fields)
+    made = Group("own", "default", group, size=size, rank=(i,))
+    notes = {keys.TOPOLOGY: wish} | fields.pop("notes", {})
+    pod = make_pod(f"{group}{i}").gpus(gpus, fields.pop("gpu_type", ""))
+    return pod.but(gates=(keys.GATE,), group=made, annotations=notes, **fields)
 
 
 def pool(*pods, jobs=(), **settings):
