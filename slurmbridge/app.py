@@ -52,6 +52,7 @@ from slurmbridge.pool.raw import RawNode, RawPod
 from slurmbridge.pool.record import KubeNode, PodRecord, SlurmSnapshot
 from slurmbridge.slurm.claims import SlurmClaims
 from slurmbridge.slurm.command import SlurmCommand
+from slurmbridge.slurm.drains import NodeDrains
 from slurmbridge.slurm.poller import Pace, Poller
 from slurmbridge.slurm.reader import SlurmReader
 
@@ -220,6 +221,7 @@ class Bridge:
         carrier = Carrier(
             claims,
             reader,
+            NodeDrains(command),
             session,
             events,
             self._emit,

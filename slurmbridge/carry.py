@@ -27,6 +27,7 @@ from slurmbridge.pool.claim import ClaimId
 from slurmbridge.pool.errors import PeerError, PeerProtocolError, PeerRejected, PeerUnavailable
 from slurmbridge.pool.group import size_in
 from slurmbridge.slurm.claims import ClaimUncertain, SlurmClaims
+from slurmbridge.slurm.drains import NodeDrains
 from slurmbridge.slurm.reader import SlurmReader
 
 _log = get_logger(__name__)
@@ -48,7 +49,7 @@ class Carrier:
     """Carries out actions concurrently.
 
     Args:
-        claims, reader: the Slurm adapter.
+        claims, reader, drains: the Slurm adapter.
         session: the Kubernetes adapter.
         events: Kubernetes Events.
         emit: takes the answers.
@@ -61,6 +62,7 @@ class Carrier:
         self,
         claims: SlurmClaims,
         reader: SlurmReader,
+        drains: NodeDrains,
         session: KubeSession,
         events: EventTeller,
         emit: Emit,
@@ -71,6 +73,7 @@ class Carrier:
     ) -> None:
         self._claims = claims
         self._reader = reader
+        self._drains = drains
         self._session = session
         self._events = events
         self._emit = emit
@@ -162,8 +165,30 @@ class Carrier:
                 await self._write(
                     lambda: write.patch_node_annotations(self._session, name, {keys.POOL: value})
                 )
+            case act.DrainNode(slurm_node=node, reason=reason):
+                if await self._drains.drain(node, reason, LOOK_S):
+                    _log.warning("node drained in Slurm", node=node, reason=reason)
+            case act.ResumeNode(slurm_node=node, cluster=cluster):
+                if await self._drains.resume(node, cluster, LOOK_S):
+                    _log.warning("node resumed in Slurm", node=node)
+            case act.ShowNode(name=name, status=status, reason=reason, message=message):
+                shown = (status == "True", reason, message, action.since)
+                await self._write(lambda: self._show_node(name, *shown))
             case _:
                 raise TypeError(f"no way to carry out {action!r}")
+
+    async def _show_node(
+        self, name: str, status: bool, reason: str, message: str, since: float
+    ) -> bool:
+        return await write.patch_node_condition(
+            self._session,
+            name,
+            keys.SLURM_READY,
+            status=status,
+            reason=reason,
+            message=message,
+            since=since,
+        )
 
     async def _allocate(self, action: act.Allocate) -> None:
         request = action.request

@@ -234,6 +234,11 @@ def _status(args: argparse.Namespace) -> int:
         rows.append(("error", slurm["error"]))
     if answer["breaker"]["open"]:
         rows.append(("breaker", f"OPEN: {len(answer['breaker']['lost'])} claims lost at once"))
+    if answer["nodeSync"]["drained"]:
+        rows.append(("drained", f"by us in Slurm: {', '.join(answer['nodeSync']['drained'][:10])}"))
+    if answer["nodeSync"]["held"]:
+        text = f"{len(answer['nodeSync']['held'])} nodes; too many are not Ready at once"
+        rows.append(("drains held", text))
     rows += [("conflict", text) for text in answer["conflicts"]]
     for name, value in rows:
         print(f"{name:<9} {value}")

@@ -15,9 +15,10 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 import yaml
 
-from slurmbridge.core.settings import Eviction, Freshness, Settings
+from slurmbridge.core.settings import Eviction, Freshness, NodeSync, Settings
 from slurmbridge.pool.claim import CLUSTER_RE
-from slurmbridge.pool.errors import ConfigError, Problem
+from slurmbridge.pool.errors import ConfigError, ParseError, Problem
+from slurmbridge.pool.hostlist import expand
 from slurmbridge.pool.policy import OPTION_RE, Granularity, Policy
 
 MOST_BYTES: Final = 1 << 20
@@ -94,7 +95,9 @@ class Pool(_Section, frozen=True):
 
     selector: labels that a pool node must have; empty: every node with a pool GPU that Slurm
         knows.
-    names: Kubernetes node name to Slurm node name, where they differ. Without an entry the node
+    names: Kubernetes node name to Slurm node name, where they differ. A host list (`gpu7a,gpu7b`)
+        says that one machine is several Slurm nodes: no pods go there, but its state is carried
+        over to all of them. Without an entry the node
         label counts, then the same name, then the same first part of the name in any case.
     slurm_node_label: node label that holds the Slurm name.
     topology_labels: node labels of the levels of the topology, from the root down (zone before
@@ -227,6 +230,7 @@ class Config(_Section, frozen=True):
     rules: times of the book of claims.
     eviction: how many pods may be evicted at once.
     freshness: how old a reading of slurmctld may be.
+    node_sync: node state between Kubernetes and Slurm.
     node: the agent of a pool node.
     log_level: lowest level that is logged; read at the start only.
     """
@@ -241,6 +245,7 @@ class Config(_Section, frozen=True):
     rules: Rules = Rules()
     eviction: Eviction = Eviction()
     freshness: Freshness = Freshness()
+    node_sync: NodeSync = NodeSync()
     node: Node = Node()
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -257,6 +262,7 @@ class Config(_Section, frozen=True):
             owner_uid=os.geteuid() if owner_uid is None else owner_uid,
             eviction=self.eviction,
             freshness=self.freshness,
+            node_sync=self.node_sync,
             hold_s=self.rules.hold_s,
             linger_s=self.rules.linger_s,
             node_annotation_s=self.rules.node_annotation_s,
@@ -403,6 +409,11 @@ def _check_sense(config: Config) -> list[Problem]:
     # A site without agents says nothing of them, whatever its resource is called.
     if config.node != Node() and policy.resources and config.node.resource not in policy.resources:
         found.append(Problem("$.node.resource", "is not one of policy.resources"))
+    for name, wish in config.pool.names.items():
+        try:
+            expand(wish)
+        except ParseError as error:
+            found.append(Problem(f"$.pool.names.{name}", f"is not a Slurm node: {error}"))
     if config.slurm.poll.min_s > config.slurm.poll.max_s:
         found.append(Problem("$.slurm.poll.minS", "is more than maxS"))
     if config.kube.lease.renew_s * 2 >= config.kube.lease.duration_s:

@@ -110,6 +110,16 @@ class PoolCollector(Collector):
                 "1 while mass loss of claims has stopped evictions.",
                 float(state.breaker_since is not None),
             ),
+            (
+                "slurmbridge_nodes_drained_by_us",
+                "Slurm nodes that are drained because of their Kubernetes node.",
+                len(state.nodes.ours),
+            ),
+            (
+                "slurmbridge_node_drains_held",
+                "Drains that are held back because too many nodes are not Ready at once.",
+                len(state.nodes.held),
+            ),
             ("slurmbridge_view_generation", "Generation of the view.", state.generation),
         ):
             gauge = GaugeMetricFamily(name, text)

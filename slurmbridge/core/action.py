@@ -142,5 +142,29 @@ class AnnotateNode(Action, frozen=True):
     value: str
 
 
+class DrainNode(Action, frozen=True):
+    """Drain a node in Slurm, unless someone else has; the next readings show it."""
+
+    slurm_node: str
+    reason: str
+
+
+class ResumeNode(Action, frozen=True):
+    """Take back a drain of ours, if it is still ours (`slurmbridge.pool.drain`)."""
+
+    slurm_node: str
+    cluster: str
+
+
+class ShowNode(Action, frozen=True):
+    """Set the condition `SlurmReady` of a node. since: Unix seconds of the change of status."""
+
+    name: str
+    status: str
+    reason: str
+    message: str
+    since: float
+
+
 class PollNow(Action, frozen=True):
     """Read slurmctld soon; the poller's budget still holds."""

@@ -48,6 +48,10 @@ def status(state: State) -> dict[str, Any]:
             "error": state.poll_failed,
         },
         "breaker": breaker(state),
+        "nodeSync": {
+            "drained": sorted(state.nodes.ours)[:100],
+            "held": sorted(state.nodes.held)[:100],
+        },
         "conflicts": [
             f"{name}: {text}"
             for name, ledger in sorted(state.ledgers.items())

@@ -18,6 +18,7 @@ from slurmbridge.core import (
     gang,
     grant,
     lift,
+    nodes,
     planned,
     pods,
     publish,
@@ -185,7 +186,7 @@ def _on_node_changed(state: State, event: ev.NodeChanged) -> None:
 
 
 def _matters(node: KubeNode) -> tuple[object, ...]:
-    return (node.gpus, node.labels, node.ready, node.uid, node.unschedulable)
+    return (node.gpus, node.labels, node.ready, node.uid, node.unschedulable, node.fenced)
 
 
 def _on_node_gone(state: State, event: ev.NodeGone) -> None:
@@ -193,6 +194,7 @@ def _on_node_gone(state: State, event: ev.NodeGone) -> None:
     state.kube_nodes.pop(name, None)
     state.annotated.pop(name, None)
     slurm_node = state.slurm_of.pop(name, "")
+    state.several.pop(name, None)
     state.kube_of.pop(slurm_node, None)
     state.problems.pop(name, None)
     if state.views.pop(name, None) is not None:
@@ -216,6 +218,7 @@ def _map(state: State) -> None:
     changed = names.slurm_of.items() ^ state.slurm_of.items()
     changed |= names.problems.items() ^ state.problems.items()
     state.slurm_of, state.problems = dict(names.slurm_of), dict(names.problems)
+    state.several = dict(names.several)
     state.kube_of = {slurm: kube for kube, slurm in state.slurm_of.items()}
     for kube, _ in changed:
         state.touch(state.slurm_of.get(kube, ""))
@@ -260,6 +263,7 @@ def _on_ticked(state: State, _event: ev.Ticked) -> None:
     cover.tick(state)
     evict.run(state)
     wake.run(state)
+    nodes.run(state)
     publish.annotate_nodes(state)
     pods.prune(state)
 

@@ -2,7 +2,8 @@
 
 In this order: the configured pairs, the node label, the same name, the same first part of the name
 in any case (`gpu7.example.internal` is `gpu7`). Two Kubernetes nodes for one Slurm node: both stay
-in the pool, and blocked.
+in the pool, and blocked. So does a Kubernetes node that is several Slurm nodes (a configured pair
+with a host list): which of them a pod's GPUs belong to is not known.
 """
 
 from __future__ import annotations
@@ -11,14 +12,20 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from slurmbridge.pool.errors import ParseError
+from slurmbridge.pool.hostlist import expand
 from slurmbridge.pool.record import KubeNode
 
 
 class NameMap(msgspec.Struct, frozen=True):
-    """slurm_of: Kubernetes name -> Slurm name. problems: pool nodes out of use, and why."""
+    """slurm_of: Kubernetes name -> Slurm name. problems: pool nodes out of use, and why.
+
+    several: Kubernetes name -> Slurm names, where there are more than one.
+    """
 
     slurm_of: Mapping[str, str]
     problems: Mapping[str, str]
+    several: Mapping[str, tuple[str, ...]] = {}
 
 
 def map_names(
@@ -50,10 +57,15 @@ def map_names(
         short = name.lower().partition(".")[0]
         folded[short] = "" if short in folded else name
     found: dict[str, str] = {}
+    several: dict[str, tuple[str, ...]] = {}
     for name, node in kube_nodes.items():
         selected = all(node.labels.get(k) == v for k, v in selector.items())
         has_gpu = any(node.gpus.get(r, 0) > 0 for r in resources)
         wish = pairs.get(name) or (node.labels.get(label, "") if label else "")
+        if len(many := _names_in(wish)) > 1:
+            if selected:
+                several[name] = many
+            continue
         if name in before and (selected or not selector) and wish not in known:
             found[name] = before[name]
             continue
@@ -68,7 +80,7 @@ def map_names(
     owners: dict[str, list[str]] = {}
     for name, slurm in found.items():
         owners.setdefault(slurm, []).append(name)
-    problems: dict[str, str] = {}
+    problems = dict.fromkeys(several, "several Slurm nodes on one Kubernetes node")
     for slurm, names in owners.items():
         if len(names) > 1:
             text = "two Kubernetes nodes map to one Slurm node"
@@ -76,4 +88,12 @@ def map_names(
         elif slurm not in known:
             problems[names[0]] = "unknown to Slurm"
     good = {name: slurm for name, slurm in found.items() if len(owners[slurm]) == 1}
-    return NameMap(good, problems)
+    return NameMap(good, problems, several)
+
+
+def _names_in(wish: str) -> tuple[str, ...]:
+    """The Slurm names of a configured pair; one that is no host list is taken as it is."""
+    try:
+        return tuple(dict.fromkeys(expand(wish)))
+    except ParseError:
+        return (wish,)

@@ -12,6 +12,7 @@ from slurmbridge.pool.index import ViewIndex, compile_view
 from slurmbridge.pool.ledger import GpuState, NodeLedger, build_node
 from slurmbridge.pool.nodestate import why_not_usable
 from slurmbridge.pool.plan import plan_start
+from slurmbridge.pool.reason import Reason
 from slurmbridge.pool.record import GpuCount, KubeNode, SlurmNode
 from slurmbridge.pool.view import NodeView, View
 
@@ -50,6 +51,9 @@ def _view_of(state: State, kube_name: str, slurm_node: str, node: SlurmNode | No
         return NodeView(kube_name, slurm_node, blocked=blocked or "unknown to Slurm")
     ledger = state.ledgers[slurm_node]
     blocked = blocked or (why_not_usable(node.state) or "")
+    if not blocked and _offered(state, kube_node) > node.gpu_total:
+        # Which of them Slurm knows cannot be told, so a pod might get one that it does not.
+        blocked = Reason.GPU_COUNT
     total, free = _agree(state, node, kube_node, ledger)
     return NodeView(
         kube_node=kube_name,
@@ -93,8 +97,7 @@ def _agree(
     missing ones may be any: they are taken off the free ones. While a pod without a claim is on the
     node nothing is free, since Slurm may give its GPUs to the next claim.
     """
-    offered = sum(kube_node.gpus.get(r, 0) for r in state.settings.policy.resources)
-    missing = max(0, node.gpu_total - offered)
+    missing = max(0, node.gpu_total - _offered(state, kube_node))
     free = tuple(
         # Of which type the missing ones are is not known, so each type counts without them.
         GpuCount(g.type, 0 if ledger.uncovered else max(0, g.count - missing))
@@ -102,6 +105,10 @@ def _agree(
     )
     total = tuple(g for g in node.gpus if g.count > 0)
     return total, free
+
+
+def _offered(state: State, kube_node: KubeNode) -> int:
+    return sum(kube_node.gpus.get(r, 0) for r in state.settings.policy.resources)
 
 
 def view(state: State) -> View:

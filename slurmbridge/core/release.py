@@ -156,9 +156,12 @@ def _settle_lingering(state: State, entry: Entry) -> None:
 
 
 def is_silent(state: State, kube_node: str) -> bool:
-    """Whether a node is there and cannot tell what runs on it."""
+    """Whether a node is there and cannot tell what runs on it.
+
+    A fenced one is off, as somebody has vouched: nothing runs on it.
+    """
     node = state.kube_nodes.get(kube_node)
-    return node is not None and not node.ready
+    return node is not None and not node.ready and not node.fenced
 
 
 def on_node_back(state: State, kube_node: str) -> None:

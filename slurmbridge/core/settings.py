@@ -34,6 +34,29 @@ class Freshness(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename=
     stale: Seconds = 5.0
 
 
+class NodeSync(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """Node state between Kubernetes and Slurm.
+
+    cordon: a cordoned node is drained in Slurm.
+    not_ready_s: a node that has not been Ready for so many seconds is drained in Slurm; 0: never.
+    resume_s: a drain of ours is taken back once the node has given no cause for it for so many
+        seconds; twice as long for each further drain of the last hour.
+    share, at_least: if more than this share of the pool's nodes (and more than at_least) are not
+        Ready at once, none is drained for it: more likely the API server or the network is in
+        trouble. Cordons are a person's will and not held back by it.
+    per_minute: at most so many drains in any 60 s.
+    condition: show each node's state in Slurm as its condition `SlurmReady`.
+    """
+
+    cordon: bool = True
+    not_ready_s: Seconds = 300.0
+    resume_s: Annotated[float, msgspec.Meta(ge=1, le=86400)] = 10.0
+    share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
+    at_least: Annotated[int, msgspec.Meta(ge=1)] = 2
+    per_minute: Annotated[int, msgspec.Meta(ge=1, le=10000)] = 60
+    condition: bool = True
+
+
 class Settings(msgspec.Struct, frozen=True):
     """Everything that the machine needs to know besides events.
 
@@ -55,6 +78,7 @@ class Settings(msgspec.Struct, frozen=True):
     owner_uid: int = 0
     eviction: Eviction = Eviction()
     freshness: Freshness = Freshness()
+    node_sync: NodeSync = NodeSync()
     hold_s: float = 60.0
     doubt_s: float = 8.0
     linger_s: float = 30.0

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from slurmbridge.core.action import Action, Reply
+from slurmbridge.core.nodewatch import NodeWatch
 from slurmbridge.core.settings import Settings
 from slurmbridge.core.waiting import Waiting
 from slurmbridge.pool.claim import Claim, ClaimId, ClaimRequest, claim_of
@@ -165,8 +166,9 @@ class State:
     book: by pod UID; by_node: the same entries by Slurm node; by_job: job id -> pod UID of the
     book. ending: claims that are to end, by job id. orphans: by job id and pod UID. live: claims of
     ours in the last reading that hold or wait for something and are not completing, by pod UID.
-    ours: all of them, by job id. loose: pods that may have to be in the book and are not. robbed:
-    pods whose job id turned out to be a younger claim's.
+    ours: all of them, by job id. several: Kubernetes nodes that are several Slurm nodes. loose:
+    pods that may have to be in the book and are not. robbed: pods whose job id turned out to be a
+    younger claim's.
     """
 
     settings: Settings
@@ -192,6 +194,7 @@ class State:
     live: dict[str, list[SlurmJob]] = field(default_factory=dict)
     kube_of: dict[str, str] = field(default_factory=dict)
     slurm_of: dict[str, str] = field(default_factory=dict)
+    several: dict[str, tuple[str, ...]] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
     starts: dict[str, float] = field(default_factory=dict)
     alone: dict[str, float] = field(default_factory=dict)
@@ -213,6 +216,7 @@ class State:
     annotated_at: float = 0.0
     told: dict[tuple[str, str], float] = field(default_factory=dict)
     waiting: Waiting = field(default_factory=Waiting)
+    nodes: NodeWatch = field(default_factory=NodeWatch)
     pruned_at: float = 0.0
     out: list[Action] = field(default_factory=list)
 

@@ -37,6 +37,9 @@ WAKE: Final = PREFIX + "wake"
 POOL: Final = PREFIX + "pool"
 """JSON, version 1; grammar in docs/annotations.md."""
 
+SLURM_READY: Final = "SlurmReady"
+"""Type of the node condition that shows the node's state in Slurm."""
+
 GATE: Final = PREFIX + "claim"
 """The scheduling gate of the planned way (same text as the CLAIM annotation's key)."""
 

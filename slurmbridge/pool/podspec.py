@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Final
 
+from slurmbridge.pool import keys
 from slurmbridge.pool.errors import ParseError
 from slurmbridge.pool.group import group_of
 from slurmbridge.pool.keys import PREFIX
@@ -41,6 +42,8 @@ from slurmbridge.pool.record import GpuRequest, KubeNode, PodRecord
 
 DEFAULT_GRACE_S: Final = 30
 """Kubernetes' default of terminationGracePeriodSeconds."""
+OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
+"""Taint by which an operator vouches that a machine is off (non-graceful node shutdown)."""
 MIRROR_KEY: Final = "kubernetes.io/config.mirror"
 """Annotation of the kubelet on the API copy of a static pod; such a pod cannot be evicted."""
 FAULT_CHARS: Final = 240
@@ -133,10 +136,12 @@ def read_node(raw: RawNode, resources: Collection[str] | None = None) -> KubeNod
                 gpus[name] = parse_count(value)
             except ParseError:
                 continue
+    conditions = {c.type: c for c in raw.status.conditions or ()}
+    ready, ours = conditions.get("Ready"), conditions.get(keys.SLURM_READY)
     return KubeNode(
         name=meta.name,
         uid=meta.uid,
-        ready=any(c.type == "Ready" and c.status == "True" for c in raw.status.conditions or ()),
+        ready=ready is not None and ready.status == "True",
         unschedulable=bool(raw.spec.unschedulable),
         gpus=gpus,
         cpus=_floor(allocatable.get("cpu"), NANO),
@@ -144,6 +149,9 @@ def read_node(raw: RawNode, resources: Collection[str] | None = None) -> KubeNod
         labels=meta.labels or {},
         annotations={k: v for k, v in (meta.annotations or {}).items() if k.startswith(PREFIX)},
         resource_version=meta.resource_version,
+        ready_changed=None if ready is None else _unix(ready.last_transition_time),
+        fenced=any(taint.key == OUT_OF_SERVICE for taint in raw.spec.taints or ()),
+        slurm_ready=None if ours is None else (ours.status, ours.reason or "", ours.message or ""),
     )
 
 

@@ -99,6 +99,8 @@ class RawCondition(_Raw, frozen=True):
     type: str = ""
     status: str = ""
     reason: str | None = None
+    message: str | None = None
+    last_transition_time: str | None = None
 
 
 class RawPodStatus(_Raw, frozen=True):
@@ -117,10 +119,17 @@ class RawPod(_Raw, frozen=True):
     status: RawPodStatus = RawPodStatus()
 
 
+class RawTaint(_Raw, frozen=True):
+    """One of `spec.taints` of a node."""
+
+    key: str = ""
+
+
 class RawNodeSpec(_Raw, frozen=True):
     """`spec` of a node."""
 
     unschedulable: bool | None = None
+    taints: tuple[RawTaint, ...] | None = None
 
 
 class RawNodeStatus(_Raw, frozen=True):

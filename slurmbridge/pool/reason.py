@@ -38,6 +38,7 @@ class Reason(StrEnum):
     STALE = "stale"
     BLIND = "blind"
     SLURM_SILENT = "slurm_silent"
+    GPU_COUNT = "gpu_count"
 
     @property
     def text(self) -> str:
@@ -78,6 +79,7 @@ ABOUT: Final[Mapping[Reason, About]] = {
     Reason.STALE: About("slurmbridge: state of the pool is too old, trying again"),
     Reason.BLIND: About("slurmbridge: state of the pool is not known, trying again"),
     Reason.SLURM_SILENT: About("slurmbridge: Slurm does not answer"),
+    Reason.GPU_COUNT: About("slurmbridge: node has more GPUs in Kubernetes than in Slurm"),
 }
 
 PASSES: Final = 0
@@ -94,6 +96,7 @@ _BLOCKED: Final[Mapping[str, Reason]] = {
     Reason.UNKNOWN_NODE: Reason.UNKNOWN_NODE,
     Reason.CEILING: Reason.CEILING,
     Reason.NO_AGENT: Reason.NO_AGENT,
+    Reason.GPU_COUNT: Reason.GPU_COUNT,
 }
 
 

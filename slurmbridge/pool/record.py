@@ -289,7 +289,12 @@ class PodRecord(msgspec.Struct, frozen=True):
 
 
 class KubeNode(msgspec.Struct, frozen=True):
-    """What we need of a Kubernetes node. gpus: allocatable by extended resource name."""
+    """What we need of a Kubernetes node. gpus: allocatable by extended resource name.
+
+    ready_changed: when its condition Ready last changed, None where Kubernetes does not say.
+    fenced: somebody has vouched that the machine is off (taint node.kubernetes.io/out-of-service).
+    slurm_ready: status, reason and message of the condition that we write.
+    """
 
     name: str
     uid: str
@@ -301,3 +306,6 @@ class KubeNode(msgspec.Struct, frozen=True):
     labels: Mapping[str, str] = {}
     annotations: Mapping[str, str] = {}
     resource_version: str = ""
+    ready_changed: float | None = None
+    fenced: bool = False
+    slurm_ready: tuple[str, str, str] | None = None

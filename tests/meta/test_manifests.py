@@ -307,6 +307,7 @@ BRIDGE = {
     ("", "nodes", "list"),
     ("", "nodes", "watch"),
     ("", "nodes", "patch"),
+    ("", "nodes/status", "patch"),
     ("", "events", "create"),
     ("", "events", "patch"),
 }
@@ -364,7 +365,9 @@ def test_an_account_may_do_what_it_needs_and_nothing_else(kube, account, namespa
         ("slurmbridge", "create", "pods/binding", "any", False),
         ("slurmbridge", "create", "pods", "any", False),
         ("slurmbridge", "patch", "pods/status", "any", True),
-        ("slurmbridge", "patch", "nodes/status", "", False),
+        ("slurmbridge", "patch", "nodes/status", "", True),
+        ("slurmbridge", "update", "nodes/status", "", False),
+        ("slurmbridge", "update", "nodes", "", False),
         ("slurmbridge", "delete", "nodes", "", False),
         ("slurmbridge", "get", "secrets", NAMESPACE, False),
         ("slurmbridge", "get", "configmaps", NAMESPACE, False),

@@ -91,7 +91,7 @@ REFUSED = {
         "gpu_busy",
     ),
     "Slurm does not tell what is used": (lambda s: s.nodes["n1"].used_unknown(), "gpu_busy"),
-    "A12: Slurm knows of no GPU": (lambda s: s.nodes["n1"].but(gpus=()), "gpu_total"),
+    "A12: Slurm knows of no GPU": (lambda s: s.nodes["n1"].but(gpus=()), "gpu_count"),
     "no CPU is free": (lambda s: s.nodes["n1"].but(cpus_used=63), "cpu_busy"),
     "no memory is free": (lambda s: s.nodes["n1"].but(memory_used_mib=499_500), "memory_busy"),
     "a pending job is planned there": (
