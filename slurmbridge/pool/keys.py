@@ -46,6 +46,11 @@ GATE: Final = PREFIX + "claim"
 PLANNED: Final = PREFIX + "planned"
 """Label of a namespace whose pods get the gate (manifests/planned)."""
 
+TAINT: Final = PREFIX + "pool"
+"""Taint of pool nodes, by the site; pods with pool GPUs tolerate it (manifests/admission)."""
+TRUSTED: Final = PREFIX + "trusted"
+"""Label of a namespace whose pods run on every node (manifests/admission)."""
+
 USER_KEYS: Final = frozenset(
     {
         ACCOUNT,

@@ -43,7 +43,7 @@ def named(objects, kind, name):
 # Each object by itself.
 
 
-@pytest.mark.parametrize("folder", BUILT)
+@pytest.mark.parametrize("folder", [*BUILT, "admission", "admission/strict"])
 def test_every_object_is_valid_and_has_no_unknown_field(build, folder):
     objects = build(folder)
     assert objects

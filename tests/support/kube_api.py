@@ -6,6 +6,7 @@ that sets scenes and looks at results.
 
 from __future__ import annotations
 
+import copy
 import http.client
 import json
 import ssl
@@ -47,6 +48,15 @@ class KubeApi:
         self._host = urlsplit(url).netloc
         self._idle: deque[http.client.HTTPSConnection] = deque()
         self._resources: dict[tuple[str, str], tuple[str, bool]] = {}
+        self._acting: dict[str, str] = {}
+
+    def acting_as(self, user: str, group: str = "") -> KubeApi:
+        """Requests by this administrator in the name of a user (impersonation)."""
+        other = copy.copy(self)
+        other._acting = {"Impersonate-User": user}
+        if group:
+            other._acting["Impersonate-Group"] = group
+        return other
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -74,6 +84,7 @@ class KubeApi:
         target = path + ("?" + urlencode(query) if query else "")
         payload = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": content_type}
+        headers |= self._acting
         status, kind, data = self._exchange(method, target, payload, headers)
         answer = json.loads(data) if kind == "application/json" else {"text": data.decode()}
         if status >= 400:
