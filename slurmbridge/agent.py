@@ -371,6 +371,7 @@ class Agent:
                 continue
 
     async def _look_once(self) -> None:
+        after = 0 if self._client is None else self._client.acked
         sample = await self.look.sample()
         self._look_s = self._clock.monotonic() - sample.began
         self._sample = sample
@@ -399,7 +400,7 @@ class Agent:
             self._plugin.changed()
         report = self._make_report(sample)
         if self._client is not None:
-            self._client.tell(report, sample.began, now=report != self._report)
+            self._client.tell(report, sample.began, after, now=report != self._report)
         self._report = report
 
     def _adopt(self, sample: Sample) -> None:

@@ -25,8 +25,8 @@ from slurmbridge.carry import Carrier
 from slurmbridge.clock import Clock, SystemClock
 from slurmbridge.config import Config, changed_sections, check_reload, load
 from slurmbridge.core import action as act
+from slurmbridge.core import agents, explain
 from slurmbridge.core import event as ev
-from slurmbridge.core import explain
 from slurmbridge.core.machine import Machine
 from slurmbridge.kube.access import Access
 from slurmbridge.kube.events import EventTeller
@@ -34,7 +34,8 @@ from slurmbridge.kube.lease import LeaderLease
 from slurmbridge.kube.reflector import Added, Change, Deleted, Listed, Modified, Reflector
 from slurmbridge.kube.session import KubeSession
 from slurmbridge.link.freshness import make_term
-from slurmbridge.link.message import ClaimAsk, ClaimGrant, ReleaseAsk
+from slurmbridge.link.message import ClaimAsk, ClaimGrant, NodeSaid, ReleaseAsk
+from slurmbridge.link.node_server import NodeService
 from slurmbridge.link.server import LinkServer
 from slurmbridge.link.tls import Tls
 from slurmbridge.log import get_logger
@@ -47,6 +48,7 @@ from slurmbridge.pool.errors import (
     PeerTimeout,
     PeerUnavailable,
 )
+from slurmbridge.pool.noderecord import NodeOrders
 from slurmbridge.pool.podspec import read_node, read_pod
 from slurmbridge.pool.raw import RawNode, RawPod
 from slurmbridge.pool.record import KubeNode, PodRecord, SlurmSnapshot
@@ -96,6 +98,7 @@ class Bridge:
         # A container that is restarted in its pod is the same holder, and leads again at once.
         self._name = f"{socket.gethostname()}_{os.environ.get('POD_UID') or uuid.uuid4().hex[:8]}"
         self._link: LinkServer | None = None
+        self._moment = 1
         self._leader = ""
         self._registry.register(PoolCollector(lambda: self._machine, self._events.qsize))
 
@@ -112,6 +115,14 @@ class Bridge:
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, stop.set)
         tls = config.link.tls
+        service = NodeService(
+            on_report=self._on_report,
+            on_lost=self._on_agent_lost,
+            orders=self._orders,
+            leads=lambda: self._link.follows if self._link is not None else None,
+            moment=lambda: self._moment,
+            has_tls=tls is not None,
+        )
         self._link = LinkServer(
             config.link.listen,
             on_claim=self._on_claim,
@@ -120,6 +131,7 @@ class Bridge:
             clock=self._clock,
             tls=None if tls is None else Tls(cert=tls.cert, key=tls.key, ca=tls.client_ca),
             insecure=config.link.insecure,
+            services=(service.handlers,),
         )
         admin = AdminServer(
             live=self._live, ready=self._ready, snapshot=self._snapshot, registry=self._registry
@@ -199,7 +211,7 @@ class Bridge:
     async def _lead(self, session: KubeSession, term: str) -> None:
         """Lead until cancelled; term: name of this leadership."""
         config = self._config
-        machine = Machine(config.settings(), term=term)
+        machine = Machine(config.settings(), term=term, moment=self._moment)
         # Slurm keeps the environment of whoever submits: ours is nobody's business.
         command = SlurmCommand(
             config.slurm.conf,
@@ -377,6 +389,7 @@ class Bridge:
                         poller.poke()
                     else:
                         carrier.start(action)
+                self._moment = machine.state.moment
                 if self._events.empty():
                     break
                 event = self._events.get_nowait()
@@ -384,6 +397,29 @@ class Bridge:
             if machine.state.is_synced and (machine.view_is_due or fresh):
                 self._link.publish(machine.view(), machine.state.settings.policy)
             await asyncio.sleep(0)
+
+    # What the agents of the nodes say.
+
+    def _on_report(self, said: NodeSaid) -> None:
+        self.metrics.reports.inc()
+        if self._machine is not None:
+            self._emit(
+                ev.AgentReported(
+                    node=said.node,
+                    run=said.run,
+                    sequence=said.sequence,
+                    age_s=said.age_s,
+                    after=said.after,
+                    report=said.report,
+                )
+            )
+
+    def _on_agent_lost(self, node: str) -> None:
+        if self._machine is not None:
+            self._emit(ev.AgentLost(node))
+
+    def _orders(self, node: str) -> NodeOrders | None:
+        return None if self._machine is None else agents.orders(self._machine.state, node)
 
     # What others ask.
 

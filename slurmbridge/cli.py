@@ -228,6 +228,7 @@ def _status(args: argparse.Namespace) -> int:
         ("gpus", _counts(answer["gpus"])),
         ("claims", _counts(answer["claims"])),
         ("pods", f"{answer['podsBound']} bound, {answer['podsWaiting']} waiting"),
+        ("agents", _agents(answer["agents"])),
         ("poll", f"every {slurm['pollIntervalSeconds']} s, costs {slurm['pollCostSeconds']} s"),
     ]
     if slurm["error"]:
@@ -245,6 +246,13 @@ def _status(args: argparse.Namespace) -> int:
     return OK
 
 
+def _agents(answer: dict[str, Any]) -> str:
+    words = _counts({word: answer[word] for word in ("ready", "closed", "silent", "absent")})
+    found = _counts(answer["findings"])
+    needed = "" if answer["needed"] else ", not needed"
+    return words + needed + ("" if found == "none" else f"; findings: {found}")
+
+
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{n} {word}" for word, n in counts.items() if n) or "none"
 
@@ -259,6 +267,12 @@ def _who(args: argparse.Namespace) -> int:
     )
     if answer["blocked"]:
         print(f"takes no new pods: {answer['blocked']} {answer['reason']}".rstrip())
+    agent = answer["agent"]
+    if agent is not None:
+        word = agent["why"] or "ready"
+        print(f"agent: {word}, looked {agent['ageSeconds']} s ago")
+        for finding in agent["findings"]:
+            print(f"agent finds {finding['kind']}: {finding['text']}")
     print(f"{'GPU':>4} {'TYPE':<12} {'STATE':<10} {'JOB':>9} {'USER':<12} POD")
     for gpu in answer["gpus"]:
         index = gpu["gpu"] if answer["numbered"] else "-"

@@ -153,6 +153,10 @@ class Rules(_Section, frozen=True):
     hold_s: seconds after which a claim that is not bound is given back.
     linger_s: seconds that the claim of a force-deleted pod is kept at least; the pod's own grace
         period if that is longer.
+    agents: with granularity gpu, `required`: a node takes pods only while its agent is registered
+        and fresh, and a claim is given back only by the agent's word, or when the node is fenced
+        (docs/node-agent.md). `optional`: for tests without real kubelets; pods may get other GPUs
+        than their claims have.
     node_annotation_s: shortest time in seconds between two writings of the node annotations; four
         times that while pods wait, since each writing wakes all of them.
     group_s: seconds after which a group of which not all pods have come is told that it was given
@@ -163,6 +167,7 @@ class Rules(_Section, frozen=True):
 
     hold_s: Seconds = 60.0
     linger_s: Seconds = 30.0
+    agents: Literal["required", "optional"] = "required"
     node_annotation_s: Seconds = 15.0
     group_s: Seconds = 300.0
     climb_s: Seconds = 120.0
@@ -265,6 +270,7 @@ class Config(_Section, frozen=True):
             node_sync=self.node_sync,
             hold_s=self.rules.hold_s,
             linger_s=self.rules.linger_s,
+            agents_required=self.rules.agents == "required",
             node_annotation_s=self.rules.node_annotation_s,
             group_s=self.rules.group_s,
             climb_s=self.rules.climb_s,

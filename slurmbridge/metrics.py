@@ -13,10 +13,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from slurmbridge.core import explain, publish
+from slurmbridge.core import agents, explain, publish
 from slurmbridge.core.machine import Machine
 from slurmbridge.core.state import Phase
 from slurmbridge.pool.ledger import GpuState
+from slurmbridge.pool.noderecord import KINDS
 
 LATENCY_S = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
@@ -53,6 +54,7 @@ class Metrics:
         self.action_latency = histogram("action", "Time of one action, by kind.", "kind")
         self.evictions = counter("evictions_total", "Pods evicted because their claim was gone.")
         self.wakes = counter("wakes_total", "Refused pods that were woken because they now fit.")
+        self.reports = counter("agent_reports_total", "Reports of node agents taken over.")
         self.reloads = counter(
             "config_reloads_total", "Configuration reloads by result (ok, bad).", "result"
         )
@@ -89,13 +91,27 @@ class PoolCollector(Collector):
         conflicts = sum(len(ledger.conflicts) for ledger in ledgers if ledger is not None)
         yield _by_label("slurmbridge_gpus", "GPUs of the pool by state.", "state", gpus, GpuState)
         yield _by_label("slurmbridge_claims", "Claims by phase.", "phase", phases, Phase)
+        yield _by_label(
+            "slurmbridge_agents",
+            "Pool nodes by what their agents are: ready, closed (no pods), silent, absent.",
+            "state",
+            agents.count(state),
+            agents.STATES,
+        )
+        yield _by_label(
+            "slurmbridge_agent_findings",
+            "What the audits of the node agents find now, by kind.",
+            "kind",
+            agents.findings(state),
+            KINDS,
+        )
         age = state.age_s if state.snapshot is not None else -1.0
         for name, text, value in (
             ("slurmbridge_nodes", "Nodes of the pool.", len(state.slurm_of)),
             (
                 "slurmbridge_nodes_blocked",
                 "Nodes of the pool that take no new pods.",
-                sum(1 for v in state.views.values() if v.blocked),
+                sum(1 for v in state.views.values() if v.blocked or not v.agent),
             ),
             (
                 "slurmbridge_pods_waiting",

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from slurmbridge.core import agents
 from slurmbridge.core.action import Reply
 from slurmbridge.core.state import Entry, State
 from slurmbridge.pool.gres import format_indices
+from slurmbridge.pool.reason import Reason
 
 
 def yes(state: State, op: int, entry: Entry) -> None:
-    """The asker may bind."""
+    """The asker may bind. Not where no agent is: the kubelet fails a pod without one for good."""
+    if not agents.takes_pods(state, entry.kube_node):
+        later(state, op, Reason.NO_AGENT.text)
+        return
     entry.promised += 1
     entry.pod_looking = None
     indices = entry.gpus.indices

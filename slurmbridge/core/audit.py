@@ -68,6 +68,8 @@ def _still_running(state: State, entry: Entry, job: SlurmJob) -> None:
     if entry.claim is None or entry.phase is Phase.QUEUED:
         settle.take_job(state, entry, job)
         return
+    if entry.phase is Phase.LINGERING:
+        _renew(state, entry, job)
     pod = state.pods.get(entry.uid)
     if entry.phase is not Phase.BOUND or pod is None:
         return

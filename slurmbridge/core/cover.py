@@ -32,9 +32,29 @@ PASSING = frozenset({"starting", "fragmented", "completing"})
 
 def take_in_all(state: State) -> None:
     """Pods on pool nodes that the book does not know, after a reading has been compared with it."""
-    for uid in state.pods:
+    for uid, pod in state.pods.items():
         _take_in(state, uid)
+        if not state.audited and pod.is_over and uid not in state.book:
+            _take_in_over(state, pod)
     state.loose.clear()
+
+
+def _take_in_over(state: State, pod: PodRecord) -> None:
+    """A pod that was over when we began, without a claim: has its agent seen its last process?"""
+    slurm_node, written = state.slurm_of.get(pod.node, ""), written_claim(pod)
+    if not slurm_node or written is None or not release.may_be_left(state, pod):
+        return
+    entry = Entry(
+        uid=pod.uid,
+        ref=pod.ref,
+        kube_node=pod.node,
+        slurm_node=slurm_node,
+        phase=Phase.LINGERING,
+        since=state.now,
+        gpus=GpuUse(asked_gpus(pod).counts, written.indices),
+    )
+    state.put(entry)
+    release.keep(state, entry, "its pod is over")
 
 
 def after_event(state: State) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from slurmbridge.pool.claim import Claim
+from slurmbridge.pool.noderecord import NodeReport
 from slurmbridge.pool.record import KubeNode, PodRecord, SlurmJob, SlurmSnapshot
 
 
@@ -59,6 +60,27 @@ class NodeGone(Event, frozen=True):
     """A node object was deleted."""
 
     node: KubeNode
+
+
+class AgentReported(Event, frozen=True):
+    """A node's agent has told its whole state.
+
+    node: Kubernetes node name. run, sequence: which report of which run of the agent. age_s: of its
+    look at the node, at least. after: `State.moment` before that look began, 0: not known.
+    """
+
+    node: str
+    run: str
+    sequence: int
+    age_s: float
+    after: int
+    report: NodeReport
+
+
+class AgentLost(Event, frozen=True):
+    """The stream of a node's agent has ended."""
+
+    node: str
 
 
 class ClaimAsked(Event, frozen=True):

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from slurmbridge.core import gang, lift, publish
+from slurmbridge.core import agents, gang, lift, publish
 from slurmbridge.core.state import Entry, Phase, State
 from slurmbridge.pool import keys
 from slurmbridge.pool.gres import format_indices
@@ -33,7 +33,7 @@ def status(state: State) -> dict[str, Any]:
         "granularity": str(state.settings.policy.granularity),
         "synced": state.is_synced,
         "nodes": len(state.slurm_of),
-        "blockedNodes": sum(1 for v in state.views.values() if v.blocked),
+        "blockedNodes": sum(1 for v in state.views.values() if v.blocked or not v.agent),
         "gpus": {str(s): gpus.get(str(s), 0) for s in GpuState},
         "claims": {str(p): phases.get(str(p), 0) for p in Phase},
         "podsWaiting": len(waiting),
@@ -51,6 +51,11 @@ def status(state: State) -> dict[str, Any]:
         "nodeSync": {
             "drained": sorted(state.nodes.ours)[:100],
             "held": sorted(state.nodes.held)[:100],
+        },
+        "agents": {
+            "needed": agents.are_needed(state),
+            **{word: agents.count(state)[word] for word in agents.STATES},
+            "findings": dict(agents.findings(state)),
         },
         "conflicts": [
             f"{name}: {text}"
@@ -124,14 +129,22 @@ def who(state: State, name: str) -> dict[str, Any] | None:
         "slurmNode": slurm_node,
         "state": str(node.state) if node is not None else "unknown to Slurm",
         "reason": node.reason if node is not None else "",
-        "blocked": view.blocked if view is not None else "not a node of the pool",
+        "blocked": _blocked(state, kube_node),
         "numbered": ledger.numbered,
         "gpus": rows,
         "planStart": view.plan_start if view is not None else None,
         "reservations": [msgspec.to_builtins(w) for w in view.windows] if view is not None else [],
         "conflicts": list(ledger.conflicts),
+        "agent": agents.about(state, kube_node),
         "ageSeconds": round(state.age_s, 3),
     }
+
+
+def _blocked(state: State, kube_node: str) -> str:
+    view = state.views.get(kube_node)
+    if view is None:
+        return "not a node of the pool"
+    return view.blocked or ("" if view.agent else agents.why_not(state, kube_node))
 
 
 def explain(state: State, namespace: str, name: str) -> dict[str, Any] | None:

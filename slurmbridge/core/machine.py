@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from slurmbridge.core import (
+    agents,
     audit,
     cover,
     evict,
@@ -43,14 +44,19 @@ STEP_S = 0.25
 class Machine:
     """State and story of one bridge leader.
 
+    Args:
+        settings: the configuration.
+        term: name of this leadership.
+        moment: of the last machine of this process, so that `State.moment` goes on growing.
+
     Attributes:
         state: read it freely, change it only through `handle`.
         story: the last events, for bug reports.
 
     """
 
-    def __init__(self, settings: Settings, term: str) -> None:
-        self.state = State(settings=settings, term=term)
+    def __init__(self, settings: Settings, term: str, moment: int = 0) -> None:
+        self.state = State(settings=settings, term=term, moment=moment)
         self.story: deque[str] = deque(maxlen=STORY_LENGTH)
 
     def handle(self, event: ev.Event, now: float, ahead_s: float | None = None) -> list[Action]:
@@ -66,9 +72,10 @@ class Machine:
         """
         state = self.state
         state.now = max(state.now, now)
+        state.moment += 1
         if ahead_s is not None and abs(ahead_s - state.ahead_s) > STEP_S:
             state.ahead_s = ahead_s
-        if not isinstance(event, (ev.Ticked, ev.Polled)):
+        if not isinstance(event, (ev.Ticked, ev.Polled, ev.AgentReported)):
             self.story.append(f"{now:.3f} {type(event).__name__} {getattr(event, 'uid', '')}")
         _HANDLERS[type(event)](state, event)
         if state.audited:
@@ -201,6 +208,12 @@ def _on_node_gone(state: State, event: ev.NodeGone) -> None:
         state.view_changed = True
 
 
+def _on_agent_reported(state: State, event: ev.AgentReported) -> None:
+    agents.on_reported(state, event)
+    if state.is_synced:
+        release.on_agent_spoke(state, event.node)
+
+
 def _map(state: State) -> None:
     """Match the names of both sides again."""
     if state.snapshot is None:
@@ -258,6 +271,7 @@ def _on_ticked(state: State, _event: ev.Ticked) -> None:
     if not state.is_synced:
         return
     grant.tick(state)
+    agents.tick(state)
     release.tick(state)
     planned.tick(state)
     cover.tick(state)
@@ -277,6 +291,8 @@ _HANDLERS: dict[type[ev.Event], Callable[[State, Any], None]] = {
     ev.NodesListed: _on_nodes_listed,
     ev.NodeChanged: _on_node_changed,
     ev.NodeGone: _on_node_gone,
+    ev.AgentReported: _on_agent_reported,
+    ev.AgentLost: agents.on_lost,
     ev.ClaimAsked: grant.on_claim_asked,
     ev.UnboundReleased: grant.on_unbound_released,
     ev.PodLooked: pods.on_looked,

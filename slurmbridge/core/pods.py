@@ -80,7 +80,7 @@ def on_gone(state: State, event: PodGone) -> None:
 
 def vanish(state: State, pod: PodRecord, *, may_run: bool) -> None:
     """Forget a pod; its claim has to stay for a while if processes of it may run."""
-    state.gone[pod.uid] = Gone(state.now, may_run)
+    state.gone[pod.uid] = Gone(state.now, may_run or release.may_be_left(state, pod))
     state.pods.pop(pod.uid, None)
     state.woken.pop(pod.uid, None)
     state.waiting.forget(pod.uid)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from slurmbridge.core import agents
 from slurmbridge.core.action import AnnotateNode
 from slurmbridge.core.state import State
 from slurmbridge.pool import keys
@@ -67,6 +68,7 @@ def _view_of(state: State, kube_name: str, slurm_node: str, node: SlurmNode | No
         claimed=len(ledger.in_state(GpuState.CLAIM)),
         plan_start=plan_start(slurm_node, state.starts, state.alone, state.now, state.ahead_s),
         windows=state.windows.get(slurm_node, ()),
+        agent=agents.takes_pods(state, kube_name),
     )
 
 

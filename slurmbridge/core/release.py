@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from slurmbridge.core import agents
 from slurmbridge.core.action import End, LookPod, Tell
 from slurmbridge.core.event import Ended
 from slurmbridge.core.evidence import is_outdated
@@ -98,10 +99,10 @@ def _may_be_new(state: State, ending: Ending) -> bool:
 
 
 def on_pod_over(state: State, pod: PodRecord) -> None:
-    """Its containers have ended for good (phase Succeeded or Failed)."""
+    """Its phase is Succeeded or Failed. That is no proof: others than the kubelet may write it."""
     entry = state.book.get(pod.uid)
     if entry is not None:
-        end_entry(state, entry, f"pod is {pod.phase}")
+        leave(state, entry, pod, f"pod is {pod.phase}")
 
 
 def on_pod_vanished(state: State, entry: Entry, pod: PodRecord, *, may_run: bool) -> None:
@@ -111,15 +112,39 @@ def on_pod_vanished(state: State, entry: Entry, pod: PodRecord, *, may_run: bool
     the pod still counted as running was deleted by force (measured: processes lived on for 3 s).
     """
     if not may_run:
-        end_entry(state, entry, "pod is deleted")
+        leave(state, entry, pod, "pod is deleted")
     elif entry.phase not in (Phase.ASKING, Phase.DOUBT):
         linger(state, entry, pod.grace_s)
 
 
+def leave(state: State, entry: Entry, pod: PodRecord, why: str) -> None:
+    """The pod is over: give its claim back, where there is an agent as soon as that says so."""
+    if entry.phase is Phase.LINGERING or entry.phase is Phase.ASKING:
+        return
+    if pod.node == entry.kube_node and may_be_left(state, pod):
+        keep(state, entry, why)
+        entry.linger_until = state.now
+    else:
+        end_entry(state, entry, why)
+
+
+def may_be_left(state: State, pod: PodRecord) -> bool:
+    """Whether an agent has to say of a pod which is over that nothing of it is left."""
+    if not pod.node:
+        return False
+    return agents.is_left(state, pod.node, pod.uid, state.moment) is not None
+
+
 def linger(state: State, entry: Entry, grace_s: float = 0.0) -> None:
     """Keep a claim whose pod is gone for as long as its processes may run."""
+    keep(state, entry, "pod was deleted by force; its processes may still run")
     entry.linger_until = state.now + max(state.settings.linger_s, grace_s)
-    entry.why = "pod was deleted by force; its processes may still run"
+
+
+def keep(state: State, entry: Entry, why: str) -> None:
+    """Keep what is charged to a pod until nothing of it is left."""
+    entry.why, entry.left_at = why, state.moment
+    entry.boot_id = agents.boot_id(state.kube_nodes.get(entry.kube_node))
     state.move(entry, Phase.LINGERING)
 
 
@@ -143,9 +168,30 @@ def look_at_pod(state: State, entry: Entry) -> None:
         state.out.append(LookPod(entry.uid, namespace, name))
 
 
+def on_agent_spoke(state: State, kube_node: str) -> None:
+    """An agent has told what is left on its node: claims may be given back."""
+    slurm_node = state.slurm_of.get(kube_node, "")
+    for entry in list(state.by_node.get(slurm_node, {}).values()):
+        if entry.phase is Phase.LINGERING:
+            _settle_lingering(state, entry)
+
+
 def _settle_lingering(state: State, entry: Entry) -> None:
-    if state.now < entry.linger_until:
-        return
+    is_left = agents.is_left(
+        state, entry.kube_node, entry.uid, entry.left_at, boot_id=entry.boot_id
+    )
+    if is_left:
+        end_entry(state, entry, "its pod is gone")
+    elif is_left is False:
+        if state.now - entry.since > state.settings.linger_s and not entry.told_kept:
+            entry.told_kept = True
+            tell_kept(state, entry.kube_node, entry.ref)
+    elif state.now >= entry.linger_until:
+        _settle_by_time(state, entry)
+
+
+def _settle_by_time(state: State, entry: Entry) -> None:
+    """Where no agent is: after a while, if the node's kubelet can have done its work."""
     if is_silent(state, entry.kube_node):
         entry.linger_until = state.now + state.settings.linger_s
         if not entry.told_kept:
@@ -179,8 +225,14 @@ def on_node_back(state: State, kube_node: str) -> None:
 
 def tell_kept(state: State, kube_node: str, ref: str) -> None:
     """Tell why a claim without a pod is not given back."""
-    node = state.kube_nodes[kube_node]
-    text = f"claim of {ref} is kept: its pod was deleted while the node is not ready"
+    node = state.kube_nodes.get(kube_node)
+    if node is None:
+        return
+    if is_silent(state, kube_node):
+        why = "its pod was deleted while the node is not ready"
+    else:
+        why = agents.why_not(state, kube_node) or "the node's agent still sees processes of its pod"
+    text = f"claim of {ref} is kept: {why}"
     state.out.append(Tell("", node.name, node.uid, "ClaimKept", text, warning=True))
 
 

@@ -26,12 +26,15 @@ class Eviction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
 
 
 class Freshness(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
-    """How old the last reading of slurmctld may be, in seconds.
+    """How old what is known may be, in seconds.
 
     stale: older than this (and than twice the poll interval): no new claims.
+    agent: how old an agent's look at its node may be: older, and no pod goes there
+        (docs/node-agent.md).
     """
 
     stale: Seconds = 5.0
+    agent: Seconds = 5.0
 
 
 class NodeSync(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
@@ -71,6 +74,8 @@ class Settings(msgspec.Struct, frozen=True):
     group_s: a group that is not complete after this is told so. climb_s: a preferred topology wish
     holds for this long. topology_labels: node labels of the levels, root first.
     planned_at_once: so many claims of the planned way are asked of Slurm at a time.
+    agents_required: with granularity gpu a node takes pods, and gives claims back, only by its
+    agent's word.
     """
 
     policy: Policy
@@ -89,6 +94,7 @@ class Settings(msgspec.Struct, frozen=True):
     renew_share: float = 0.5
     node_annotation_s: float = 15.0
     planned_at_once: int = 32
+    agents_required: bool = False
     group_s: float = 300.0
     climb_s: float = 120.0
     topology_labels: tuple[str, ...] = ("topology.kubernetes.io/zone",)

@@ -83,7 +83,7 @@ def meet(state: State, entry: Entry, *, trusted: bool = False) -> None:
         else:
             release.end_entry(state, entry, "its pod is gone")
     elif pod.is_over or (not pod.node and pod.deleting_since is not None):
-        release.end_entry(state, entry, "its pod is over")
+        release.leave(state, entry, pod, "its pod is over")
     elif not pod.node:
         return
     elif pod.node != entry.kube_node:

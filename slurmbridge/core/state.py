@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from slurmbridge.core.action import Action, Reply
+from slurmbridge.core.agents import AgentSeen
 from slurmbridge.core.nodewatch import NodeWatch
 from slurmbridge.core.settings import Settings
 from slurmbridge.core.waiting import Waiting
@@ -35,7 +36,7 @@ class Phase(StrEnum):
 
     asking -> held -> bound -> ending is the good way. queued: a placeholder waits in Slurm. doubt:
     asked, no clear answer. covering: the pod has no claim in Slurm, one is being made. lost: Slurm
-    has ended the claim, the pod has to go. lingering: the pod object is gone, its processes may
+    has ended the claim, the pod has to go. lingering: the pod is over or gone, its processes may
     not be. ending: the pod needs it no more (`State.ending`; never the phase of an `Entry`).
     """
 
@@ -69,6 +70,8 @@ class Entry:
     Cover was refused for good.
     planned: claimed before kube-scheduler has seen the pod. lift_at: its gate is being taken off
     since then.
+    left_at: `State.moment` at which we learnt that the pod is over or gone. boot_id: of its node at
+    that moment.
     """
 
     uid: str
@@ -101,6 +104,8 @@ class Entry:
     cause: str = ""
     planned: bool = False
     lift_at: float | None = None
+    left_at: int = 0
+    boot_id: str = ""
 
     def move(self, phase: Phase, now: float) -> None:
         """Go to another phase."""
@@ -136,12 +141,14 @@ class Orphan:
     """A claim in Slurm whose pod we do not know.
 
     looked: when the API server was last asked, at first when the claim was first seen. gone_at:
-    since when it is known that there is no pod. seen_at: when a reading was last found to show it.
+    since when it is known that there is no pod. left_at: `State.moment` at which that was learnt.
+    seen_at: when a reading was last found to show it.
     """
 
     looked: float
     seen_at: float = 0.0
     gone_at: float | None = None
+    left_at: int = 0
     told_kept: bool = False
 
 
@@ -168,13 +175,16 @@ class State:
     ours in the last reading that hold or wait for something and are not completing, by pod UID.
     ours: all of them, by job id. several: Kubernetes nodes that are several Slurm nodes. loose:
     pods that may have to be in the book and are not. robbed: pods whose job id turned out to be a
-    younger claim's.
+    younger claim's. moment: number of the event that is being handled, > 0. agents: by Kubernetes
+    node name.
     """
 
     settings: Settings
     term: str
     now: float = 0.0
     ahead_s: float = 0.0
+    moment: int = 0
+    agents: dict[str, AgentSeen] = field(default_factory=dict)
     snapshot: SlurmSnapshot | None = None
     poll_failed: str = ""
     interval_s: float = 1.0

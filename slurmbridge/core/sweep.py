@@ -6,7 +6,7 @@ slurmctld that has restarted with an older state.
 
 from __future__ import annotations
 
-from slurmbridge.core import cover, release, settle
+from slurmbridge.core import agents, cover, release, settle
 from slurmbridge.core.action import LookPod
 from slurmbridge.core.evidence import live_claims, others_on, use_of, written_claim
 from slurmbridge.core.settle import request_for
@@ -82,7 +82,8 @@ def _end_extras(state: State, entry: Entry, jobs: list[SlurmJob]) -> None:
 
 def _adopt(state: State, pod: PodRecord, doubted: Entry | None, jobs: list[SlurmJob]) -> None:
     """Take over claims of a pod that has none in the book."""
-    if pod.is_over or (not pod.node and pod.deleting_since is not None):
+    is_over = pod.is_over or (not pod.node and pod.deleting_since is not None)
+    if is_over and not release.may_be_left(state, pod):
         if doubted is not None:
             state.drop(doubted)
         for each in jobs:
@@ -124,7 +125,7 @@ def _bound_with(pod: PodRecord, slurm_node: str, jobs: list[SlurmJob]) -> SlurmJ
 def _take_over(state: State, pod: PodRecord, doubted: Entry | None, job: SlurmJob) -> None:
     slurm_node = job.nodes[0] if job.nodes else ""
     if pod.node:
-        slurm_node = state.slurm_of[pod.node]
+        slurm_node = state.slurm_of.get(pod.node, slurm_node)
     use = use_of(job, slurm_node)
     entry = Entry(
         uid=pod.uid,
@@ -147,6 +148,8 @@ def _take_over(state: State, pod: PodRecord, doubted: Entry | None, job: SlurmJo
         elif use is None:
             entry.gpus = asked_gpus(pod)
         state.put(entry)
+        if pod.is_over:
+            release.leave(state, entry, pod, "its pod is over")
         return
     if not pod.node and use is not None and others_on(state, entry, use):
         if doubted is not None:
@@ -174,7 +177,7 @@ def _watch_orphan(state: State, uid: str, job: SlurmJob) -> None:
     orphan = state.orphans.setdefault((job.id, uid), Orphan(looked=state.now))
     orphan.seen_at = state.now
     if gone is not None and orphan.gone_at is None:
-        orphan.gone_at = gone.at
+        orphan.gone_at, orphan.left_at = gone.at, state.moment
     if orphan.gone_at is None:
         if state.now - orphan.looked >= state.settings.orphan_s:
             orphan.looked = state.now
@@ -182,8 +185,15 @@ def _watch_orphan(state: State, uid: str, job: SlurmJob) -> None:
             state.out.append(LookPod(uid, namespace, name))
         return
     kube_node = _kube_node(state, job)
-    if not is_running(job):
+    at = kube_node or (job.nodes[0] if job.nodes else "")
+    is_known = at in state.kube_nodes
+    is_left = agents.is_left(state, at, uid, orphan.left_at) if is_known else None
+    if not is_running(job) or is_left:
         release.end_job(state, uid, job, "there is no pod for it")
+    elif is_left is False:
+        if state.now - orphan.gone_at > state.settings.linger_s and not orphan.told_kept:
+            orphan.told_kept = True
+            release.tell_kept(state, at, job.comment.partition(" ref=")[2])
     elif release.is_silent(state, kube_node):
         orphan.gone_at = state.now
         if not orphan.told_kept:
@@ -203,4 +213,4 @@ def on_no_pod(state: State, uid: str) -> None:
     for job in state.live.get(uid, ()):
         orphan = state.orphans.get((job.id, uid))
         if orphan is not None and orphan.gone_at is None:
-            orphan.gone_at = state.now
+            orphan.gone_at, orphan.left_at = state.now, state.moment

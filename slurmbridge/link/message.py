@@ -54,12 +54,15 @@ class NodeSaid(msgspec.Struct, frozen=True):
     """A report of a node's agent, as the bridge has received it.
 
     node: Kubernetes node name, which the agent's certificate was checked for. run: which run of the
-    agent. as_of: monotonic seconds of the bridge's clock, when the agent's look at the node began,
-    at the latest: what happened after that moment may not be in the report.
+    agent. age_s: of the agent's look at the node, at least: a report may have waited on its way, so
+    this tells whether an agent is alive, and proves nothing. after: what the bridge's moment was
+    (`NodeService`) before the look began, for certain; 0: not known. What the bridge had learnt by
+    then had happened when the agent looked.
     """
 
     node: str
     run: str
     sequence: int
-    as_of: float
+    age_s: float
+    after: int
     report: NodeReport

@@ -85,7 +85,8 @@ class NodeClient:
         self._on_orders = on_orders
         self._run = uuid.uuid4().hex[:12]
         self._sequence = 0
-        self._newest: tuple[NodeReport, float] | None = None
+        self._newest: tuple[NodeReport, float, int] | None = None
+        self._acked = 0
         self._wake = asyncio.Event()
         self._acked_at = float("-inf")
 
@@ -94,16 +95,22 @@ class NodeClient:
         """Whether a bridge has taken a report of ours lately."""
         return self._clock.monotonic() - self._acked_at < SILENCE_S
 
-    def tell(self, report: NodeReport, began: float, *, now: bool) -> None:
+    @property
+    def acked(self) -> int:
+        """The newest acknowledgement; to be read before a look begins."""
+        return self._acked
+
+    def tell(self, report: NodeReport, began: float, after: int, *, now: bool) -> None:
         """The node's state.
 
         Args:
             report: all of it.
             began: monotonic seconds, when the look behind it began.
+            after: `acked` as it was before that.
             now: it differs from the last one: send it at once.
 
         """
-        self._newest = (report, began)
+        self._newest = (report, began, after)
         if now:
             self._wake.set()
 
@@ -165,6 +172,7 @@ class NodeClient:
                 if not self.connected:
                     _log.info("the bridge takes our reports")
                 self._acked_at = self._clock.monotonic()
+                self._acked = ack.sequence
                 if ack.orders:
                     try:
                         self._on_orders(_orders.decode(ack.orders))
@@ -177,7 +185,7 @@ class NodeClient:
         while True:
             self._wake.clear()
             if self._newest is not None:
-                report, began = self._newest
+                report, began, after = self._newest
                 self._sequence += 1
                 yield pb.NodeReportMessage(
                     version=VERSION,
@@ -186,6 +194,7 @@ class NodeClient:
                     sequence=self._sequence,
                     age_s=self._clock.monotonic() - began,
                     report=msgspec.msgpack.encode(report),
+                    after=after,
                 )
             try:
                 async with asyncio.timeout(BEAT_S):

@@ -14,7 +14,6 @@ import grpc
 import grpc.aio
 import msgspec
 
-from slurmbridge.clock import Clock
 from slurmbridge.link import fault as faults
 from slurmbridge.link._gen import pool_pb2 as pb
 from slurmbridge.link.fault import Fault, abort
@@ -29,6 +28,8 @@ SERVICE: Final = pb.DESCRIPTOR.services_by_name["Node"].full_name
 SILENCE_S: Final = 3.0
 """A stream that brings no report for so long is dead; agents report each second."""
 MOST_AGE_S: Final = 60.0
+MOST_ACKED: Final = 64
+"""Acknowledgements that an agent may still name; it names the newest that it has."""
 CERTIFICATE_NAMES: Final = ("{node}", "system:node:{node}", "{node}.nodes.slurmbridge")
 """Names of which an agent's certificate must have one; {node} is the Kubernetes node name."""
 _NAME_KEYS: Final = ("x509_subject_alternative_name", "x509_common_name")
@@ -56,7 +57,7 @@ class NodeService:
         on_lost: called when a node's stream ends and no newer one of it stands.
         orders: the newest orders for a node, None: none.
         leads: why this replica takes no reports (it follows), None when it does.
-        clock: for ages.
+        moment: a number that grows with each thing that the bridge learns; > 0.
         has_tls: whether the port asks for client certificates; without, the name is believed.
         names: forms of certificate names.
         limit: most agents at once.
@@ -70,7 +71,7 @@ class NodeService:
         on_lost: OnLost,
         orders: Callable[[str], NodeOrders | None],
         leads: Callable[[], Fault | None],
-        clock: Clock,
+        moment: Callable[[], int],
         has_tls: bool,
         names: tuple[str, ...] = CERTIFICATE_NAMES,
         limit: int = 8192,
@@ -79,7 +80,7 @@ class NodeService:
         self._on_lost = on_lost
         self._orders = orders
         self._leads = leads
-        self._clock = clock
+        self._moment = moment
         self._has_tls = has_tls
         self._names = names
         self._limit = limit
@@ -110,6 +111,8 @@ class NodeService:
         mark = object()
         node = ""
         sent: NodeOrders | None = None
+        # What had been learnt when a report was acknowledged, by its sequence.
+        acked: dict[int, int] = {}
         try:
             while True:
                 follows = self._leads()
@@ -131,8 +134,14 @@ class NodeService:
                 if self._streams.get(node) is not mark:
                     text = "a newer stream of this node has come"
                     await abort(context, Fault(faults.UNAVAILABLE, text=text))
-                self._on_report(await self._read(message, context))
+                after = acked.get(message.after, 0)
+                # None older is named any more.
+                acked = {n: moment for n, moment in acked.items() if n >= message.after}
+                self._on_report(await self._read(message, after, context))
                 orders = self._orders(node)
+                acked[message.sequence] = self._moment()
+                while len(acked) > MOST_ACKED:
+                    del acked[next(iter(acked))]
                 ack = pb.NodeAck(sequence=message.sequence)
                 if orders is not None and orders is not sent:
                     sent = orders
@@ -161,18 +170,18 @@ class NodeService:
         if message.node not in self._streams and len(self._streams) >= self._limit:
             await abort(context, Fault(faults.OVERLOADED, text="too many agents"))
 
-    async def _read(self, message: pb.NodeReportMessage, context: _Context) -> NodeSaid:
+    async def _read(self, message: pb.NodeReportMessage, after: int, context: _Context) -> NodeSaid:
         try:
             report = _reports.decode(message.report)
         except msgspec.DecodeError as error:
             text = f"report cannot be read: {error}"
             return await abort(context, Fault(faults.REJECTED, text=text, reason="form"))
-        age = min(max(message.age_s, 0.0), MOST_AGE_S)
         return NodeSaid(
             node=message.node,
             run=message.run,
             sequence=message.sequence,
-            as_of=self._clock.monotonic() - age,
+            age_s=min(max(message.age_s, 0.0), MOST_AGE_S),
+            after=after,
             report=report,
         )
 

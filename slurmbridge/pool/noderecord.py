@@ -6,7 +6,20 @@ name is not on the node, provided that the look began after the moment in questi
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+
+KINDS: Final = (
+    "shared_gpu",
+    "outside_claim",
+    "stray_process",
+    "no_claim",
+    "loose_pod",
+    "ledger",
+    "alarm",
+)
+"""Kinds of findings; what each means is in docs/node-agent.md."""
 
 
 class NodeGpu(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -37,8 +50,7 @@ class NodePod(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 class NodeFinding(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Something that should not be.
 
-    kind: short and stable (`shared_gpu`, `outside_claim`, `stray_process`, `loose_pod`, `no_claim`,
-    `map`, `alarm`). subject: which pod, process or GPU. since: Unix seconds, agent's clock.
+    kind: one of `KINDS`. subject: which pod, process or GPU. since: Unix seconds, agent's clock.
     """
 
     kind: str

@@ -34,6 +34,7 @@ from slurmbridge.pool.raw import (
     RawCondition,
     RawContainer,
     RawNode,
+    RawNodeInfo,
     RawPod,
     RawPodSpec,
     RawResources,
@@ -152,6 +153,7 @@ def read_node(raw: RawNode, resources: Collection[str] | None = None) -> KubeNod
         ready_changed=None if ready is None else _unix(ready.last_transition_time),
         fenced=any(taint.key == OUT_OF_SERVICE for taint in raw.spec.taints or ()),
         slurm_ready=None if ours is None else (ours.status, ours.reason or "", ours.message or ""),
+        boot_id=(raw.status.node_info or RawNodeInfo()).boot_id,
     )
 
 

@@ -132,11 +132,18 @@ class RawNodeSpec(_Raw, frozen=True):
     taints: tuple[RawTaint, ...] | None = None
 
 
+class RawNodeInfo(_Raw, frozen=True, rename={"boot_id": "bootID"}):
+    """`status.nodeInfo` of a node. boot_id: another one after each boot."""
+
+    boot_id: str = ""
+
+
 class RawNodeStatus(_Raw, frozen=True):
     """`status` of a node."""
 
     allocatable: Amounts | None = None
     conditions: tuple[RawCondition, ...] | None = None
+    node_info: RawNodeInfo | None = None
 
 
 class RawNode(_Raw, frozen=True):

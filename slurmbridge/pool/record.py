@@ -294,6 +294,7 @@ class KubeNode(msgspec.Struct, frozen=True):
     ready_changed: when its condition Ready last changed, None where Kubernetes does not say.
     fenced: somebody has vouched that the machine is off (taint node.kubernetes.io/out-of-service).
     slurm_ready: status, reason and message of the condition that we write.
+    boot_id: of the node's kernel, "" when not known.
     """
 
     name: str
@@ -309,3 +310,4 @@ class KubeNode(msgspec.Struct, frozen=True):
     ready_changed: float | None = None
     fenced: bool = False
     slurm_ready: tuple[str, str, str] | None = None
+    boot_id: str = ""

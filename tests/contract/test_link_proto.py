@@ -46,7 +46,7 @@ FIELDS = {
     "QueryRequest": {"name": 1, "args": 2},
     "QueryReply": {"answer": 1},
     "NodeReportMessage": {
-        "version": 1, "node": 2, "run": 3, "sequence": 4, "age_s": 5, "report": 6,
+        "version": 1, "node": 2, "run": 3, "sequence": 4, "age_s": 5, "report": 6, "after": 7,
     },
     "NodeAck": {"sequence": 1, "orders": 2},
 }  # fmt: skip

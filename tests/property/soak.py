@@ -16,7 +16,8 @@ import random  # noqa: TID251 - seeded: each story can be told again
 import sys
 import time
 
-from tests.support.core_world import WEIGHTS, BrokenPromise, World
+from tests.support.core_agents import Agents
+from tests.support.core_world import AGENT_WEIGHTS, WEIGHTS, BrokenPromise, World
 from tests.support.gang_world import GangWorld
 
 STORY_STEPS = 150
@@ -28,8 +29,12 @@ KILLS = (0.0, 0.0, 0.2, 1.0)
 
 
 def world_of(seed: int) -> tuple[World, float]:
-    """What kind of story a seed has: its world, and how often the bridge dies after an action."""
-    return (GangWorld() if seed % 3 == 0 else World()), KILLS[seed // 3 % len(KILLS)]
+    """What kind of story a seed has: its world, and how often the bridge dies after an action.
+
+    Every second world without gangs has agents, which are needed there.
+    """
+    world = GangWorld() if seed % 3 == 0 else World(agents=Agents() if seed % 2 == 0 else None)
+    return world, KILLS[seed // 3 % len(KILLS)]
 
 
 def run_story(seed: int, steps: int, world: World, kills: float = 0.0) -> World:
@@ -46,7 +51,8 @@ def run_story(seed: int, steps: int, world: World, kills: float = 0.0) -> World:
 
     """
     luck = random.Random(seed)
-    names, weights = list(WEIGHTS), list(WEIGHTS.values())
+    all_weights = WEIGHTS | ({} if world.agents is None else AGENT_WEIGHTS)
+    names, weights = list(all_weights), list(all_weights.values())
     # Each story has its own mix, so that rare operations come together now and then.
     mixed = [w * luck.choice((0, 0.3, 1, 1, 2)) if w < 6 else w for w in weights]
     try:

@@ -16,7 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.property.soak import main, run_story
 from tests.support import core_world
-from tests.support.core_world import WEIGHTS, World
+from tests.support.core_agents import Agents
+from tests.support.core_world import AGENT_WEIGHTS, WEIGHTS, World
 
 numbers = st.integers(0, 2**16 - 1)
 FEW = settings(
@@ -31,9 +32,11 @@ FEW = settings(
 class CoreModel(RuleBasedStateMachine):
     """Each rule is one operation of the world, which checks its promises after it."""
 
+    agents = False
+
     @initialize(pods=st.integers(0, 3), node=st.integers(0, 1))
     def begin(self, pods, node):
-        self.world = World()
+        self.world = World(agents=Agents() if self.agents else None)
         self.world.step("poll", 0, 1)
         for _ in range(pods):
             self.world.step("wait", 4, 0)
@@ -63,8 +66,20 @@ class CoreModel(RuleBasedStateMachine):
             self.world.settle(220)
 
 
+class AgentModel(CoreModel):
+    """The same with agents, without whose word no claim may be given back."""
+
+    agents = True
+
+    @rule(name=st.sampled_from(sorted(AGENT_WEIGHTS)), pick=numbers, how=numbers)
+    def hear_an_agent(self, name, pick, how):
+        self.world.step(name, pick, how)
+
+
 TestCoreModel = CoreModel.TestCase
 TestCoreModel.settings = FEW
+TestAgentModel = AgentModel.TestCase
+TestAgentModel.settings = settings(FEW, max_examples=30)
 
 
 @pytest.mark.parametrize("first", range(1, 121, 40))
@@ -96,3 +111,8 @@ def test_a_soak_of_a_bridge_that_ends_claims_of_deleted_pods_at_once_finds_it(ca
 def test_a_bridge_that_dies_after_every_single_action_breaks_no_promise(first):
     for seed in range(first, first + 30):
         run_story(seed, 150, World(), kills=1.0)
+
+
+def test_random_stories_with_agents_break_no_promise_and_settle():
+    for seed in range(1001, 1041):
+        run_story(seed, 150, World(agents=Agents()), kills=0.2 * (seed % 2))

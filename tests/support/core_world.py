@@ -40,6 +40,7 @@ from slurmbridge.pool.record import (
     SlurmNode,
     SlurmSnapshot,
 )
+from tests.support.core_agents import Agents
 
 T0 = 1_800_000_000.0
 CLUSTER = "blue"
@@ -52,6 +53,8 @@ MIN_JOB_AGE_S = 30.0
 PREEMPT_S = 15.0
 KILL_S = 3.0
 """How long processes of a force-deleted pod live on (measured: 2.8-3.1 s)."""
+LONG_S = 45.0
+"""How long they may live on where an agent has to tell: longer than the bridge would wait."""
 BIND_S = 5.0
 """An extender gives up on a Binding after this."""
 MOST_PODS = 10
@@ -263,7 +266,8 @@ class ModelPod:
     runs_until: when the processes of a force-deleted pod are gone; None: with the pod.
     fault: Slurm has ended or forgotten a claim that it was promised; ended: not only forgotten;
     taken: its GPUs have been another's since, or its node was down. covered_polls: readings since
-    Slurm has held exactly its GPUs for it without a break.
+    Slurm has held exactly its GPUs for it without a break. stays_until: when the last process ends
+    of a pod that is over by its phase.
     """
 
     record: PodRecord
@@ -276,6 +280,7 @@ class ModelPod:
     evicted: bool = False
     covered_polls: int = 0
     dies_at: float | None = None
+    stays_until: float = 0.0
 
     @property
     def node(self) -> str:
@@ -283,8 +288,10 @@ class ModelPod:
 
     def runs(self, now: float) -> bool:
         """Whether it has processes on a node."""
-        if not self.record.node or self.record.is_over:
+        if not self.record.node:
             return False
+        if self.record.is_over:
+            return now < self.stays_until
         return not self.is_gone or (self.runs_until is not None and now < self.runs_until)
 
 
@@ -301,8 +308,12 @@ class Binding:
 
 @dataclass
 class World:
-    """Everything, and one machine in the middle. `step` does one thing."""
+    """Everything, and one machine in the middle. `step` does one thing.
 
+    agents: None: no node has one, and none is needed.
+    """
+
+    agents: Agents | None = None
     now: float = T0
     slurm: SlurmModel = field(default_factory=lambda: SlurmModel(T0))
     pods: dict[str, ModelPod] = field(default_factory=dict)
@@ -502,11 +513,17 @@ class World:
                 self._vanish(pod)
         elif pod.record.deleting_since is not None:
             if self.now >= (pod.dies_at or 0.0):
-                self._change(pod, phase="Failed")
+                self._over(pod, "Failed", how)
         elif pod.record.phase == "Pending":
             self._change(pod, phase="Running")
         elif how % 4 == 0:
-            self._change(pod, phase="Succeeded")
+            self._over(pod, "Succeeded", how)
+
+    def _over(self, pod: ModelPod, phase: str, how: int) -> None:
+        """A pod is over by its phase. Where an agent has to tell, that may not be true yet."""
+        if self.agents is not None:
+            pod.stays_until = self.now + (0.0, KILL_S, LONG_S)[how // 4 % 3]
+        self._change(pod, phase=phase)
 
     def delete(self, pick: int, how: int) -> None:
         pods = [p for p in self.pods.values() if not p.is_gone and p.record.deleting_since is None]
@@ -572,6 +589,7 @@ class World:
         while self.watch:
             self._handle(self.watch.popleft())
         self._take_poll(self.slurm.snapshot(self.now))
+        self._all_report()
         self.ops += 1
         self.asks[self.ops] = uid
         self._handle(ev.ClaimAsked(self.ops, uid, pod.namespace, pod.name, NODES[how % 2]))
@@ -586,11 +604,40 @@ class World:
         while self.watch:
             self._handle(self.watch.popleft())
 
+    def report(self, pick: int, how: int) -> None:
+        """An agent reports, mostly well; or its report comes later."""
+        if self.agents is None:
+            return
+        look = self.agents.look(self, NODES[pick % 2], registered=how % 7 != 0, whole=how % 5 != 0)
+        if how % 4 == 0:
+            self.agents.late.append(look)
+        else:
+            self.agents.bring(self, look, ack=how % 3 != 0)
+
+    def report_late(self, pick: int, how: int) -> None:
+        if self.agents is not None and self.agents.late:
+            late = self.agents.late
+            look = late[pick % len(late)] if how % 3 == 0 else late.pop(pick % len(late))
+            self.agents.bring(self, look)
+
+    def agent_lost(self, pick: int, how: int) -> None:
+        if self.agents is not None:
+            self.agents.lose(self, NODES[pick % 2])
+
+    def hear(self, event: ev.AgentReported | ev.AgentLost, age_s: float) -> None:
+        """What an agent says comes in."""
+        if isinstance(event, ev.AgentReported):
+            event = msgspec.structs.replace(event, age_s=age_s)
+        self._handle(event)
+
     # What follows from them.
 
     def _start_machine(self) -> None:
         self.terms += 1
-        self.machine = Machine(SETTINGS, f"t{self.terms}")
+        settings = msgspec.structs.replace(SETTINGS, agents_required=self.agents is not None)
+        self.machine = Machine(settings, f"t{self.terms}")
+        if self.agents is not None:
+            self.agents.forget()
         self.watch.clear()
         self._handle(ev.NodesListed(tuple(self._kube_node(n) for n in NODES)))
         self._handle(ev.PodsListed(self._listing()))
@@ -648,6 +695,9 @@ class World:
                 )
         if job is None or job.uid != uid:
             self._fault(uid)
+        if self.agents is not None:
+            ok = self.agents.may_take(node, self.now)
+            self._demand(ok, "no_agent", f"{uid} was promised {node}: {self.agents.told}")
         self.bindings.append(Binding(uid, node, reply.job_id, reply.gpus, self.now + BIND_S))
 
     def _watch_action(self, action: act.Action) -> None:
@@ -842,7 +892,8 @@ class World:
 
     def _vanish(self, pod: ModelPod) -> None:
         if pod.runs(self.now):
-            pod.runs_until = float("inf") if pod.node in self.not_ready else self.now + KILL_S
+            kill_s = KILL_S if self.agents is None or len(self.story) % 3 else LONG_S
+            pod.runs_until = float("inf") if pod.node in self.not_ready else self.now + kill_s
         pod.is_gone = True
         self.watch.append(ev.PodGone(pod.record))
 
@@ -944,6 +995,7 @@ class World:
                 self._handle(event)
             self.answers.clear()
             self.poll(0, 1)
+            self._all_report()
             self.tick(0, 0)
             for _ in range(200):
                 if not self.actions:
@@ -965,6 +1017,12 @@ class World:
             self._advance(1.0)
             self.check()
         self._check_settled()
+
+    def _all_report(self) -> None:
+        if self.agents is not None:
+            for node in NODES:
+                look = self.agents.look(self, node, registered=True, whole=True)
+                self.agents.bring(self, look)
 
     def _schedule(self) -> None:
         """kube-scheduler binds the pods that a node was nominated for."""
@@ -1014,6 +1072,8 @@ def _short(action: act.Action) -> str:
     return text if len(text) < 160 else text[:157] + "..."
 
 
+AGENT_WEIGHTS: dict[str, int] = {"report": 20, "report_late": 4, "agent_lost": 2}
+"""Operations of a world with agents, besides."""
 WEIGHTS: dict[str, int] = {
     "wait": 14,
     "poll": 14,

@@ -227,6 +227,8 @@ class Product:
             },
             "link": {"listen": self.link(i)},
             "admin": {"listen": f"127.0.0.1:{block[BRIDGE_ADMIN]}"},
+            # Hollow kubelets have no devices, and no agents.
+            "rules": {"agents": "optional"},
         }
         if self.tls:
             base["link"]["tls"] = {

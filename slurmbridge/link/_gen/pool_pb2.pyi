@@ -91,20 +91,22 @@ class QueryReply(_message.Message):
     def __init__(self, answer: _Optional[bytes] = ...) -> None: ...
 
 class NodeReportMessage(_message.Message):
-    __slots__ = ("version", "node", "run", "sequence", "age_s", "report")
+    __slots__ = ("version", "node", "run", "sequence", "age_s", "report", "after")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     AGE_S_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
     version: int
     node: str
     run: str
     sequence: int
     age_s: float
     report: bytes
-    def __init__(self, version: _Optional[int] = ..., node: _Optional[str] = ..., run: _Optional[str] = ..., sequence: _Optional[int] = ..., age_s: _Optional[float] = ..., report: _Optional[bytes] = ...) -> None: ...
+    after: int
+    def __init__(self, version: _Optional[int] = ..., node: _Optional[str] = ..., run: _Optional[str] = ..., sequence: _Optional[int] = ..., age_s: _Optional[float] = ..., report: _Optional[bytes] = ..., after: _Optional[int] = ...) -> None: ...
 
 class NodeAck(_message.Message):
     __slots__ = ("sequence", "orders")

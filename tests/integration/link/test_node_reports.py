@@ -29,13 +29,14 @@ class Bridge:
     def __init__(self, tls=None):
         self.said = []
         self.lost = []
+        self.moment = 1
         self.orders = NodeOrders(as_of=5.0, owners=(GpuOwner(0, "claim", 7, "u-1"),))
         self.service = NodeService(
             on_report=self.said.append,
             on_lost=self.lost.append,
             orders=lambda node: self.orders,
             leads=lambda: self.server.follows,
-            clock=CLOCK,
+            moment=lambda: self.moment,
             has_tls=tls is not None,
         )
         self.server = LinkServer(
@@ -75,16 +76,17 @@ async def test_a_report_reaches_the_leader_and_orders_come_back():
     bridge = await Bridge().start()
     client, orders = agent([bridge.server.address])
     task = asyncio.create_task(client.run())
-    client.tell(REPORT, CLOCK.monotonic() - 0.2, now=True)
+    client.tell(REPORT, CLOCK.monotonic() - 0.2, client.acked, now=True)
     await until(lambda: bridge.said and orders)
     said = bridge.said[0]
     assert (said.node, said.report) == ("kube-1", REPORT)
-    assert 0.2 <= CLOCK.monotonic() - said.as_of < 5
+    assert 0.2 <= said.age_s < 5
+    assert said.after == 0
     assert orders == [bridge.orders]
     assert client.connected
     count = len(bridge.said)
     changed = NodeReport("gpu001", registered=False, is_whole=True)
-    client.tell(changed, CLOCK.monotonic(), now=True)
+    client.tell(changed, CLOCK.monotonic(), client.acked, now=True)
     await until(lambda: bridge.said[-1].report == changed)
     # It goes on each second without a change.
     await until(lambda: len(bridge.said) >= count + 2)
@@ -93,12 +95,37 @@ async def test_a_report_reaches_the_leader_and_orders_come_back():
     await bridge.server.stop()
 
 
+async def test_a_look_is_known_to_have_begun_after_what_the_bridge_had_acknowledged_by_then():
+    bridge = await Bridge().start()
+    client, _ = agent([bridge.server.address])
+    task = asyncio.create_task(client.run())
+    client.tell(REPORT, CLOCK.monotonic(), client.acked, now=True)
+    await until(lambda: client.acked)
+    before = client.acked
+    bridge.moment = 7
+    # This look began before the bridge learnt of 7, however late its report comes.
+    client.tell(REPORT, CLOCK.monotonic(), before, now=True)
+    await until(lambda: client.acked > before)
+    assert bridge.said[-1].after == 1
+    client.tell(REPORT, CLOCK.monotonic(), client.acked, now=True)
+    await until(lambda: bridge.said[-1].after == 7)
+    # A look that began under another stream proves nothing to this one.
+    task.cancel()
+    await until(lambda: bridge.lost)
+    task = asyncio.create_task(client.run())
+    count = len(bridge.said)
+    await until(lambda: len(bridge.said) > count)
+    assert bridge.said[count].after == 0
+    task.cancel()
+    await bridge.server.stop()
+
+
 async def test_a_follower_points_to_the_leader():
     leader = await Bridge().start()
     follower = await Bridge().start(leads=False, leader=leader.server.address)
     client, _ = agent([follower.server.address])
     task = asyncio.create_task(client.run())
-    client.tell(REPORT, CLOCK.monotonic(), now=True)
+    client.tell(REPORT, CLOCK.monotonic(), client.acked, now=True)
     await until(lambda: leader.said)
     assert follower.said == []
     task.cancel()
@@ -116,7 +143,7 @@ async def test_a_node_speaks_only_for_itself(tmp_path, name, taken):
         server_name="bridge",
     )
     task = asyncio.create_task(client.run())
-    client.tell(REPORT, CLOCK.monotonic(), now=True)
+    client.tell(REPORT, CLOCK.monotonic(), client.acked, now=True)
     if taken:
         await until(lambda: bridge.said)
     else:

@@ -1,0 +1,223 @@
+"""What the node agents say: which nodes take pods, and which pods have left their node.
+
+An agent's word that nothing of a pod is left counts when its look at the node began after we had
+learnt that the pod is over or gone (`AgentReported.after`): no clock and no delay enters into it.
+Silence says nothing: without a word a claim is kept until the node is fenced.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from slurmbridge.core.event import AgentLost, AgentReported
+from slurmbridge.pool.ledger import GpuState
+from slurmbridge.pool.noderecord import GpuOwner, NodeOrders, NodeReport
+from slurmbridge.pool.policy import Granularity
+
+if TYPE_CHECKING:
+    from slurmbridge.core.state import State
+    from slurmbridge.pool.record import KubeNode
+
+STATES = ("ready", "closed", "silent", "absent")
+_KINDS = {GpuState.FREE: "free", GpuState.NATIVE: "native", GpuState.CLAIM: "claim"}
+
+
+@dataclass(slots=True)
+class AgentSeen:
+    """The newest report of a node's agent.
+
+    run, sequence: of that report. fresh_at: when its look at the node began, as far as is known.
+    after: `State.moment` before that look, for certain. is_lost: its stream has ended since.
+    is_ready: whether pods may go to the node, as the view was last told. orders: what the agent was
+    told last.
+    """
+
+    report: NodeReport
+    run: str
+    sequence: int
+    fresh_at: float
+    after: int
+    is_lost: bool = False
+    is_ready: bool = False
+    orders: NodeOrders = field(default_factory=NodeOrders)
+
+
+def on_reported(state: State, event: AgentReported) -> None:
+    """Take over what an agent says; one that was overtaken by a newer one is nothing new."""
+    old = state.agents.get(event.node)
+    if old is not None and old.run == event.run and event.sequence <= old.sequence:
+        return
+    state.agents[event.node] = AgentSeen(
+        report=event.report,
+        run=event.run,
+        sequence=event.sequence,
+        fresh_at=state.now - event.age_s,
+        after=event.after,
+        is_ready=old is not None and old.is_ready,
+        orders=NodeOrders() if old is None or old.run != event.run else old.orders,
+    )
+    _settle(state, event.node)
+
+
+def on_lost(state: State, event: AgentLost) -> None:
+    """An agent's stream has ended; what it has said of pods that had left stays true."""
+    seen = state.agents.get(event.node)
+    if seen is not None:
+        seen.is_lost = True
+        _settle(state, event.node)
+
+
+def tick(state: State) -> None:
+    """Agents that have fallen silent take no pods any more."""
+    for node in state.agents:
+        _settle(state, node)
+
+
+def _settle(state: State, node: str) -> None:
+    seen = state.agents[node]
+    is_ready = not why_not(state, node)
+    if is_ready != seen.is_ready:
+        seen.is_ready = is_ready
+        state.touch(state.slurm_of.get(node, ""))
+
+
+def are_needed(state: State) -> bool:
+    """Whether a node takes pods only, and gives claims back only, by its agent's word."""
+    settings = state.settings
+    return settings.agents_required and settings.policy.granularity is Granularity.GPU
+
+
+def why_not(state: State, node: str) -> str:
+    """Why no pod may be bound to a node for its agent's sake; "" when one may."""
+    seen = state.agents.get(node)
+    if seen is None:
+        return "no agent has reported"
+    if not _is_fresh(state, seen):
+        return "the agent is silent"
+    if seen.report.slurm_node != state.slurm_of.get(node):
+        return f"the agent speaks for Slurm node {seen.report.slurm_node}"
+    if seen.report.fault:
+        return seen.report.fault
+    return "" if seen.report.registered else "the agent is not registered with the kubelet"
+
+
+def takes_pods(state: State, node: str) -> bool:
+    """Whether a pod may be bound to a node, as far as agents matter."""
+    return not are_needed(state) or not why_not(state, node)
+
+
+def _is_fresh(state: State, seen: AgentSeen) -> bool:
+    return not seen.is_lost and state.now - seen.fresh_at <= state.settings.freshness.agent
+
+
+def is_left(state: State, node: str, uid: str, since: int, boot_id: str = "") -> bool | None:
+    """Whether nothing of a pod can be left on a node.
+
+    Args:
+        state: the state.
+        node: Kubernetes node name.
+        uid: of the pod.
+        since: `State.moment` at which we had learnt that the pod is over or gone.
+        boot_id: of the node at that moment, "" when not known.
+
+    Returns:
+        True: an agent's word or a fence says so. False: the agent sees something, or its word has
+        to be waited for. None: there is no agent to wait for.
+
+    """
+    seen = state.agents.get(node)
+    if seen is not None:
+        if _is_fresh(state, seen) and any(pod.uid == uid for pod in seen.report.pods):
+            return False
+        if seen.after >= since and seen.report.has_left(uid):
+            return True
+    if _is_fenced(state, node, boot_id):
+        return True
+    if are_needed(state) or (seen is not None and _is_fresh(state, seen)):
+        return False
+    return None
+
+
+def _is_fenced(state: State, name: str, boot_id: str) -> bool:
+    """Whether no process of before can run on a node: deleted, taken out of service, rebooted."""
+    if not state.nodes_listed or not name:
+        return False
+    node = state.kube_nodes.get(name)
+    if node is None:
+        return True
+    return node.fenced or (bool(boot_id) and node.boot_id not in ("", boot_id))
+
+
+def orders(state: State, node: str) -> NodeOrders | None:
+    """The ledger of a node for its agent; the same object as long as it says the same."""
+    seen, slurm_node = state.agents.get(node), state.slurm_of.get(node, "")
+    ledger = state.ledgers.get(slurm_node)
+    if seen is None or ledger is None or state.snapshot is None:
+        return None
+    owners = []
+    for index, owner in enumerate(ledger.gpus):
+        job = state.snapshot.jobs.get(owner.job_id)
+        owners.append(
+            GpuOwner(
+                index=index,
+                kind=_KINDS.get(owner.state, "unknown"),
+                job_id=owner.job_id,
+                pod_uid=owner.uid,
+                user="" if job is None else job.user,
+                account="" if job is None else job.account,
+            )
+        )
+    if tuple(owners) != seen.orders.owners or not seen.orders.as_of:
+        seen.orders = NodeOrders(as_of=state.snapshot.began, owners=tuple(owners))
+    return seen.orders
+
+
+def boot_id(node: KubeNode | None) -> str:
+    """Which boot of a node this is; "" when not known."""
+    return "" if node is None else node.boot_id
+
+
+def count(state: State) -> Counter[str]:
+    """Pool nodes by what their agents are: `STATES`."""
+    found: Counter[str] = Counter()
+    for node in state.slurm_of:
+        seen = state.agents.get(node)
+        if seen is None:
+            found["absent"] += 1
+        elif not _is_fresh(state, seen):
+            found["silent"] += 1
+        else:
+            found["closed" if why_not(state, node) else "ready"] += 1
+    return found
+
+
+def findings(state: State) -> Counter[str]:
+    """What the audits of the live agents have found, by kind."""
+    return Counter(
+        finding.kind
+        for seen in state.agents.values()
+        if _is_fresh(state, seen)
+        for finding in seen.report.findings
+    )
+
+
+def about(state: State, node: str) -> dict[str, object] | None:
+    """What is known of a node's agent, for people; None: none has reported."""
+    seen = state.agents.get(node)
+    if seen is None:
+        return None
+    return {
+        "ready": not why_not(state, node),
+        "why": why_not(state, node),
+        "ageSeconds": round(max(0.0, state.now - seen.fresh_at), 1),
+        "registered": seen.report.registered,
+        "whole": seen.report.is_whole,
+        "pods": [
+            {"uid": p.uid, "pod": p.ref, "gpus": list(p.gpus), "processes": p.processes}
+            for p in seen.report.pods
+        ],
+        "holds": list(seen.report.held),
+        "findings": [{"kind": f.kind, "text": f.text} for f in seen.report.findings],
+    }

@@ -1,0 +1,323 @@
+"""What the node agents say: where pods may go, and when a claim is given back."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurmbridge.core import action as act
+from slurmbridge.core import agents, explain
+from slurmbridge.core import event as ev
+from slurmbridge.pool.noderecord import NodeFinding, NodePod, NodeReport
+from slurmbridge.pool.policy import Granularity
+from tests.support.builders import (
+    Story,
+    make_kube_node,
+    make_pod,
+    make_policy,
+    make_settings,
+    none,
+    only,
+    plain,
+)
+
+
+class AgentStory(Story):
+    """A story in which agents are needed; n1 has a live one unless a test says otherwise."""
+
+    def __init__(self, *nodes, **how):
+        super().__init__(*nodes, settings=make_settings(agents_required=True, **how))
+        self._sequence = 0
+
+    def hear(self, node="n1", *pods, after=None, age_s=0.0, run="r1", sequence=None, **how):
+        """A report; after: None: of a look that began now."""
+        self._sequence += 1
+        report = NodeReport(
+            **{"slurm_node": node, "registered": True, "is_whole": True} | how,
+            pods=tuple(NodePod(plain(p).uid, plain(p).ref, processes=1) for p in pods),
+        )
+        return self.handle(
+            ev.AgentReported(
+                node=node,
+                run=run,
+                sequence=self._sequence if sequence is None else sequence,
+                age_s=age_s,
+                after=self.moment if after is None else after,
+                report=report,
+            )
+        )
+
+    @property
+    def moment(self):
+        return self.machine.state.moment
+
+    def blocked(self, node):
+        return not self.machine.view().nodes[node].agent
+
+
+@pytest.fixture
+def pod():
+    return make_pod("a").gpus(2)
+
+
+@pytest.fixture
+def story(pod):
+    story = AgentStory("n1", "n2").start(pod)
+    story.hear()
+    story.run(pod, 10, "n1", "0-1").forget()
+    story.hear("n1", pod)
+    return story
+
+
+# Where pods may go.
+
+
+def test_a_node_takes_pods_only_while_its_agent_is_registered_and_fresh(pod):
+    story = AgentStory("n1").start(pod)
+    assert story.blocked("n1")
+    assert only(story.ask(pod, "n1"), act.Reply).reason == "no_agent"
+    story.hear(registered=False)
+    assert story.blocked("n1")
+    story.hear(fault="gres.conf does not fit")
+    assert story.blocked("n1")
+    story.hear()
+    assert not story.blocked("n1")
+    assert only(story.ask(pod, "n1"), act.Allocate)
+
+
+def test_an_agent_that_falls_silent_takes_no_more_pods(pod):
+    story = AgentStory("n1").start(pod)
+    story.hear()
+    story.now += 4
+    story.tick()
+    assert not story.blocked("n1")
+    story.now += 4
+    story.tick()
+    assert story.blocked("n1")
+
+
+def test_a_report_of_an_old_look_makes_nobody_fresh(pod):
+    story = AgentStory("n1").start(pod)
+    story.hear(age_s=30.0)
+    assert story.blocked("n1")
+
+
+def test_an_agent_that_is_lost_takes_no_more_pods_at_once(pod):
+    story = AgentStory("n1").start(pod)
+    story.hear()
+    story.handle(ev.AgentLost("n1"))
+    assert story.blocked("n1")
+    story.hear(run="r2", sequence=1)
+    assert not story.blocked("n1")
+
+
+def test_an_agent_of_another_slurm_node_opens_none(pod):
+    story = AgentStory("n1", "n2").start(pod)
+    story.hear("n1", slurm_node="n2")
+    assert story.blocked("n1")
+    assert story.blocked("n2")
+
+
+def test_a_report_that_was_overtaken_is_not_taken(pod):
+    story = AgentStory("n1").start(pod)
+    story.hear(sequence=5, registered=False)
+    story.hear(sequence=4)
+    assert story.blocked("n1")
+
+
+def test_a_pod_with_a_claim_is_not_bound_where_the_agent_has_left(pod):
+    story = AgentStory("n1").start(pod)
+    story.hear()
+    story.ask(pod, "n1")
+    story.grant(pod, 10, "n1", "0-1")
+    story.handle(ev.AgentLost("n1"))
+    reply = only(story.ask(pod, "n1"), act.Reply)
+    assert reply.unavailable
+    story.hear(run="r2")
+    assert only(story.ask(pod, "n1"), act.Reply).job_id == 10
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        make_settings(),
+        make_settings(make_policy(granularity=Granularity.NODE), agents_required=True),
+    ],
+)
+def test_where_no_agent_is_needed_none_is_missed(pod, settings):
+    story = Story("n1", settings=settings).start(pod)
+    assert story.machine.view().nodes["n1"].agent
+    assert only(story.ask(pod, "n1"), act.Allocate)
+
+
+# When a claim is given back.
+
+
+def test_a_pod_that_is_over_keeps_its_claim_until_the_agent_says_that_nothing_is_left(story, pod):
+    assert none(story.see(pod.over()), act.End)
+    assert story.phase(pod) == "lingering"
+    assert none(story.hear("n1", pod) + story.pass_time(600), act.End)
+    assert story.free("n1") == 6
+    assert only(story.hear("n1"), act.End).job_id == 10
+
+
+def test_a_look_that_began_before_the_end_was_known_proves_nothing(story, pod):
+    before = story.moment
+    story.see(pod.over())
+    assert none(story.hear("n1", after=before), act.End)
+    assert none(story.hear("n1", after=0), act.End)
+    assert only(story.hear("n1"), act.End)
+
+
+def test_a_report_that_is_not_whole_proves_nothing(story, pod):
+    story.see(pod.over())
+    assert none(story.hear("n1", is_whole=False), act.End)
+    assert only(story.hear("n1"), act.End)
+
+
+def test_a_pod_deleted_by_force_is_released_by_word_and_never_by_time(story, pod):
+    story.gone(pod.on("n1", 10, "0-1"))
+    assert none(story.pass_time(1000), act.End)
+    assert only(story.hear("n1"), act.End).job_id == 10
+
+
+def test_with_a_live_agents_word_nobody_waits_for_the_longest_time(story, pod):
+    story.gone(pod.on("n1", 10, "0-1"))
+    assert none(story.hear("n1", pod), act.End)
+    story.now += 3.2
+    assert only(story.hear("n1"), act.End).job_id == 10
+
+
+def test_a_lost_agent_frees_nothing_until_it_is_back(story, pod):
+    story.handle(ev.AgentLost("n1"))
+    story.gone(pod.on("n1", 10, "0-1"))
+    assert none(story.pass_time(600), act.End)
+    kept = [t for t in story.of(act.Tell) if t.reason == "ClaimKept"]
+    assert len(kept) == 1
+    assert "silent" in kept[0].message
+    assert none(story.hear("n1", run="r2", sequence=1, after=0), act.End)
+    assert only(story.hear("n1", run="r2", sequence=2), act.End)
+
+
+def test_a_pod_that_was_never_bound_needs_no_agents_word(pod):
+    story = AgentStory("n1").start(pod)
+    story.hear()
+    story.ask(pod, "n1")
+    story.grant(pod, 10, "n1", "0-1")
+    assert only(story.see(pod.deleting()), act.End)
+
+
+@pytest.mark.parametrize("fence", ["deleted", "rebooted", "out of service"])
+def test_a_fenced_node_gives_its_claims_back(pod, fence):
+    story = AgentStory("n1", "n2")
+    story.kube_nodes["n1"] = make_kube_node("n1").but(boot_id="boot-1")
+    story.start(pod)
+    story.hear()
+    story.run(pod, 10, "n1", "0-1").forget()
+    story.handle(ev.AgentLost("n1"))
+    story.gone(pod.on("n1", 10, "0-1"))
+    assert none(story.pass_time(100), act.End)
+    node = plain(story.kube_nodes["n1"])
+    if fence == "deleted":
+        story.handle(ev.NodeGone(node))
+    elif fence == "rebooted":
+        story.handle(ev.NodeChanged(plain(make_kube_node("n1").but(boot_id="boot-2"))))
+    else:
+        gone = make_kube_node("n1").but(boot_id="boot-1", fenced=True)
+        story.handle(ev.NodeChanged(plain(gone)))
+    assert only(story.tick(), act.End).job_id == 10
+
+
+def test_a_fence_that_a_live_agent_contradicts_is_not_believed(story, pod):
+    story.gone(pod.on("n1", 10, "0-1"))
+    story.handle(ev.NodeGone(plain(story.kube_nodes["n1"])))
+    assert none(story.hear("n1", pod) + story.tick(), act.End)
+    assert only(story.hear("n1") + story.tick(), act.End)
+
+
+# A bridge that has just started knows of no agent.
+
+
+def test_after_a_restart_a_pod_that_is_over_keeps_its_claim_until_an_agent_has_spoken(story, pod):
+    over = pod.on("n1", 10, "0-1").over()
+    story.again(over).forget()
+    assert none(story.pass_time(300), act.End)
+    assert story.free("n1") == 6
+    assert none(story.hear("n1", pod, after=0), act.End)
+    assert only(story.hear("n1"), act.End).job_id == 10
+
+
+def test_after_a_restart_a_claim_without_a_pod_is_kept_until_an_agent_has_spoken(story, pod):
+    story.again().forget()
+    story.pass_time(10)
+    story.handle(ev.PodLooked(plain(pod).uid, None))
+    assert none(story.pass_time(300), act.End)
+    story.hear("n1")
+    assert only(story.pass_time(1), act.End).job_id == 10
+
+
+# With granularity node, or `rules.agents: optional`: today's rule, and an agent's word if there is
+# one.
+
+
+def test_where_agents_are_optional_a_live_ones_word_counts(pod):
+    story = AgentStory("n1").start(pod)
+    story.machine.state.settings = make_settings()
+    story.run(pod, 10, "n1", "0-1").forget()
+    story.hear("n1", pod)
+    story.see(pod.over())
+    assert none(story.hear("n1", pod), act.End)
+    assert only(story.hear("n1"), act.End)
+
+
+def test_where_agents_are_optional_a_lost_one_is_not_waited_for(pod):
+    story = AgentStory("n1").start(pod)
+    story.machine.state.settings = make_settings()
+    story.run(pod, 10, "n1", "0-1").forget()
+    story.hear("n1", pod)
+    story.see(pod.over())
+    story.handle(ev.AgentLost("n1"))
+    assert only(story.tick(), act.End).job_id == 10
+
+
+def test_a_claim_that_waits_for_its_agent_is_renewed_and_covered_again(story, pod):
+    story.gone(pod.on("n1", 10, "0-1"))
+    story.boot += 100
+    story.slurm(without=(10,)).poll(at=20)
+    assert only(story.of(act.LookJob), act.LookJob)
+    story.handle(ev.JobLooked(plain(pod).uid, 10, None))
+    assert only(story.of(act.Cover), act.Cover).indices == (0, 1)
+    assert story.free("n1") == 0
+
+
+# What agents and people are told.
+
+
+def test_an_agent_is_told_who_owns_each_gpu_and_only_what_changed(story, pod):
+    story.machine.view()
+    orders = agents.orders(story.machine.state, "n1")
+    assert [o.kind for o in orders.owners[:3]] == ["claim", "claim", "free"]
+    assert orders.owners[0].pod_uid == plain(pod).uid
+    story.hear("n1", pod)
+    assert agents.orders(story.machine.state, "n1") is orders
+    story.hear("n1", pod, run="r2", sequence=1)
+    assert agents.orders(story.machine.state, "n1") is not orders
+
+
+def test_people_are_told_what_the_agents_say(story, pod):
+    finding = NodeFinding("loose_pod", "pod d/a", "can reach GPUs past its claim")
+    story.hear("n1", pod, findings=(finding,))
+    status = explain.status(story.machine.state)["agents"]
+    assert status == {
+        "needed": True,
+        "ready": 1,
+        "closed": 0,
+        "silent": 0,
+        "absent": 1,
+        "findings": {"loose_pod": 1},
+    }
+    about = explain.who(story.machine.state, "n1")["agent"]
+    assert about["ready"]
+    assert about["findings"] == [{"kind": "loose_pod", "text": "can reach GPUs past its claim"}]
+    assert explain.who(story.machine.state, "n2")["blocked"] == "no agent has reported"
+    story.gone(pod.on("n1", 10, "0-1"))
+    assert explain.who(story.machine.state, "n1")["gpus"][0]["state"] == "claim"
