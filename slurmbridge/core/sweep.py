@@ -188,7 +188,8 @@ def _watch_orphan(state: State, uid: str, job: SlurmJob) -> None:
     at = kube_node or (job.nodes[0] if job.nodes else "")
     is_known = at in state.kube_nodes
     is_left = agents.is_left(state, at, uid, orphan.left_at) if is_known else None
-    if not is_running(job) or is_left:
+    # What waits in the queue has never run a pod; what is suspended may have.
+    if is_left or job.state.base == "PENDING" or (is_left is None and not is_running(job)):
         release.end_job(state, uid, job, "there is no pod for it")
     elif is_left is False:
         if state.now - orphan.gone_at > state.settings.linger_s and not orphan.told_kept:
