@@ -11,6 +11,7 @@ A node's folder must be short: containerd puts unix sockets below it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 STATE = "/var/lib/kubelet"
 """Where the kubelet of every node believes its state to be."""
 CGROUPS = Path("/sys/fs/cgroup")
+_numbers = itertools.count(1)
 
 CONTAINERD = """\
 version = 2
@@ -104,6 +106,7 @@ class RealNode:
         self._ports: PortBlock | None = None
         self.dir = Path()
         self._holder = 0
+        self._number = next(_numbers)
 
     @property
     def state(self) -> Path:
@@ -122,8 +125,12 @@ class RealNode:
 
     @property
     def cgroup_root(self) -> str:
-        """Root of the node's pods in every cgroup hierarchy: `/sb-<name>-<pid>`."""
-        return f"/sbnode-{self.name}-{os.getpid()}"
+        """Root of the node's pods in every cgroup hierarchy: `/sbnode-<name>-<pid>-<number>`.
+
+        No two nodes of a process may share one, though their names be the same: a kubelet removes
+        the cgroups of pods that it does not know.
+        """
+        return f"/sbnode-{self.name}-{os.getpid()}-{self._number}"
 
     def port(self, index: int) -> int:
         """A port of the node's own; 0 is the kubelet's, 2 and up are for tests."""
@@ -259,6 +266,13 @@ class RealNode:
         """End a process with SIGTERM; its exit status."""
         self._keep.send(name, signal.SIGTERM)
         return self._keep.wait(name, timeout_s)
+
+    def signal(self, pid: int, number: int = signal.SIGKILL) -> None:
+        """Send a signal to a process of one of the node's pods; one that has ended is passed over."""
+        if pid not in self.cgroup_pids():
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
     def poll(self, name: str) -> int | None:
         """Exit status of a process of the node, None while it runs."""

@@ -123,12 +123,12 @@ class NodePool:
             (self.marks / name).mkdir(parents=True)
             (self.marks / name).chmod(0o777)
         self.marks.chmod(0o777)
+        self.node = {name: RealNode(self.kube, name) for name in self.names}
         self._write_hooks()
         self.slurm.reconfigure(epilog=str(self._hook("epilog")), prolog=str(self._hook("prolog")))
         self.slurm.wait_nodes()
-        self.node: dict[str, RealNode] = {}
-        for name in self.names:
-            self.node[name] = self._stack.enter_context(RealNode(self.kube, name))
+        for node in self.node.values():
+            self._stack.enter_context(node)
         if self.agents:
             for name in self.names:
                 self.start_agent(name)
@@ -171,7 +171,7 @@ class NodePool:
                 "state": f"{self.run_folder(name)}/node.json",
                 "cluster": CLUSTER,
                 "owner_uids": [os.getuid()],
-                "cgroup_root": f"/sbnode-{name}-{os.getpid()}",
+                "cgroup_root": self.node[name].cgroup_root,
                 **self.hooks,
             }
             (self.run_folder(name) / "hooks-test.json").write_text(json.dumps(hooks))
