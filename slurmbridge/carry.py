@@ -25,7 +25,7 @@ from slurmbridge.metrics import Metrics
 from slurmbridge.pool import keys
 from slurmbridge.pool.claim import ClaimId
 from slurmbridge.pool.errors import PeerError, PeerProtocolError, PeerRejected, PeerUnavailable
-from slurmbridge.pool.group import size_in
+from slurmbridge.pool.group import GroupObject, read_group
 from slurmbridge.slurm.claims import ClaimUncertain, SlurmClaims
 from slurmbridge.slurm.drains import NodeDrains
 from slurmbridge.slurm.reader import SlurmReader
@@ -153,8 +153,8 @@ class Carrier:
                 await self._evict(action)
             case act.Lift():
                 await self._lift(action)
-            case act.LookGroup(key=key, path=path):
-                self._emit(ev.GroupLooked(key, await self._group_size(path)))
+            case act.LookGroup(key=key, paths=paths):
+                self._emit(ev.GroupLooked(key, await self._group_object(paths)))
             case act.AnnotatePod(uid=uid, namespace=namespace, name=name, annotations=values):
                 if keys.WAKE in values:
                     self._metrics.wakes.inc()
@@ -257,17 +257,19 @@ class Carrier:
         _log.warning("pod evicted", uid=action.uid, pod=action.name, why=action.why)
         self._emit(ev.Evicted(action.uid))
 
-    async def _group_size(self, path: str) -> int | None:
-        answer = await self._session.exchange("GET", f"/{path}", deadline_s=LOOK_S)
-        if not answer.is_ok:
-            error = error_of(f"GET /{path}", answer)
-            if isinstance(error, PeerRejected) and error.reason == "notfound":
-                return None
-            raise error
-        try:
-            return size_in(path, msgspec.json.decode(answer.body))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise PeerProtocolError("kube-apiserver", f"GET /{path}", str(error)) from error
+    async def _group_object(self, paths: tuple[str, ...]) -> GroupObject | None:
+        for path in paths:
+            answer = await self._session.exchange("GET", f"/{path}", deadline_s=LOOK_S)
+            if not answer.is_ok:
+                error = error_of(f"GET /{path}", answer)
+                if isinstance(error, PeerRejected) and error.reason == "notfound":
+                    continue
+                raise error
+            try:
+                return read_group(path, msgspec.json.decode(answer.body))
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise PeerProtocolError("kube-apiserver", f"GET /{path}", str(error)) from error
+        return None
 
     async def _lift(self, action: act.Lift) -> None:
         """Nomination first: once the gate is off, kube-scheduler looks at the pod at once."""

@@ -88,10 +88,13 @@ class Lift(Action, frozen=True):
 
 
 class LookGroup(Action, frozen=True):
-    """Read the object that tells a group's size -> GroupLooked. path: of the API, without `/`."""
+    """Read the object that tells a group's size -> GroupLooked.
+
+    paths: of the API, without `/`; the first one that is there counts.
+    """
 
     key: str
-    path: str
+    paths: tuple[str, ...]
 
 
 class Evict(Action, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from slurmbridge.pool.claim import Claim
+from slurmbridge.pool.group import GroupObject
 from slurmbridge.pool.noderecord import NodeReport
 from slurmbridge.pool.record import KubeNode, PodRecord, SlurmJob, SlurmSnapshot
 
@@ -183,10 +184,10 @@ class Lifted(Event, frozen=True):
 
 
 class GroupLooked(Event, frozen=True):
-    """The object of a group was read; size None: it is not there, or tells none."""
+    """The object of a group was read; None: it is not there, or tells no size."""
 
     key: str
-    size: int | None
+    found: GroupObject | None
 
 
 class TopologyRead(Event, frozen=True):

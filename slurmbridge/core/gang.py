@@ -41,9 +41,29 @@ def join(state: State, pod: PodRecord) -> None:
     gang = state.waiting.gangs.get(key)
     if gang is None:
         gang = state.waiting.gangs[key] = GangState(key, since=state.now)
+    begun = any((p := state.pods.get(uid)) is not None and p.node for uid in gang.members)
+    if pod.group.size_from is not None and begun and pod.uid not in gang.members:
+        # A member that is replaced, or one of a second group whose object has the same name.
+        gang.size, gang.asked_at = None, float("-inf")
     gang.members.add(pod.uid)
     state.waiting.gang_of[pod.uid] = key
     state.waiting.gangs_due.add(key)
+
+
+def see_other(state: State, pod: PodRecord, *, is_gone: bool = False) -> None:
+    """A member that asks for no pool GPU (a launcher): nothing is claimed for it, but it counts."""
+    if pod.group is None:
+        return
+    key, others = pod.group.key, state.waiting.others
+    if is_gone or pod.is_over or pod.deleting_since is not None:
+        mates = others.get(key, set())
+        mates.discard(pod.uid)
+        if not mates:
+            others.pop(key, None)
+    elif pod.uid not in others.get(key, ()):
+        others.setdefault(key, set()).add(pod.uid)
+        if key in state.waiting.gangs:
+            state.waiting.gangs_due.add(key)
 
 
 def run(state: State) -> None:
@@ -71,8 +91,8 @@ def tick(state: State) -> None:
 def on_looked(state: State, event: GroupLooked) -> None:
     """The size of a group."""
     gang = state.waiting.gangs.get(event.key)
-    if gang is not None and event.size is not None:
-        gang.size = event.size
+    if gang is not None and event.found is not None:
+        gang.size, gang.made = event.found.size, event.found.made
         state.waiting.gangs_due.add(event.key)
 
 
@@ -152,13 +172,20 @@ def _members(state: State, gang: GangState) -> list[PodRecord]:
     """Its pods that are there and not over, in rank order; forgets the gang with the last one."""
     for uid in list(gang.members):
         pod = state.pods.get(uid)
-        if pod is None or pod.is_over or pod.deleting_since is not None:
+        if pod is None or not _is_of(gang, pod):
             gang.members.discard(uid)
             state.waiting.gang_of.pop(uid, None)
     if not gang.members:
         state.waiting.gangs.pop(gang.key, None)
         return []
     return sorted((state.pods[uid] for uid in gang.members), key=_rank)
+
+
+def _is_of(gang: GangState, pod: PodRecord) -> bool:
+    """Whether a pod with the gang's key is there still, and not of an earlier group of the name."""
+    if pod.is_over or pod.deleting_since is not None:
+        return False
+    return pod.bound_at is None or gang.made is None or pod.bound_at >= gang.made
 
 
 def _rank(pod: PodRecord) -> tuple[tuple[int, ...], tuple[tuple[int, str], ...], float, str]:
@@ -191,12 +218,13 @@ def _is_complete(state: State, gang: GangState, members: list[PodRecord]) -> boo
     if gang.size is None:
         if group.size_from is not None and state.now - gang.asked_at >= LOOK_SIZE_S:
             gang.asked_at = state.now
-            state.out.append(LookGroup(gang.key, group.size_from.path))
+            state.out.append(LookGroup(gang.key, group.size_from.paths))
         _wait(state, gang, "group: its size is not known yet")
         return False
-    if len(members) < gang.size:
+    wanted = gang.size - len(state.waiting.others.get(gang.key, ()))
+    if len(members) < wanted:
         _find_others(state, gang, members)
-    if len(members) < gang.size:
+    if len(members) < wanted:
         gang.complete_at = None
         text = f"group: waits for all of its {gang.size} pods"
         if state.now - gang.since > state.settings.group_s:
@@ -212,7 +240,7 @@ def _find_others(state: State, gang: GangState, members: list[PodRecord]) -> Non
     """Members that had their gates taken off by an earlier leader."""
     for pod in state.pods.values():
         is_its = pod.group is not None and pod.group.key == gang.key
-        if is_its and pod.uid not in gang.members and not pod.is_over and not pod.deleting_since:
+        if is_its and pod.uid not in gang.members and _is_of(gang, pod):
             gang.members.add(pod.uid)
             state.waiting.gang_of[pod.uid] = gang.key
             members.append(pod)
@@ -334,6 +362,7 @@ def explain(state: State, pod: PodRecord) -> dict[str, object] | None:
         "kind": pod.group.kind,
         "planned": True,
         "size": gang.size,
+        "withoutGpus": len(state.waiting.others.get(gang.key, ())),
         "waits": gang.text or None,
         "attempts": gang.attempts,
         "level": gang.level or None,

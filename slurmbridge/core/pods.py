@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurmbridge.core import grant, planned, release, settle, sweep
+from slurmbridge.core import gang, grant, planned, release, settle, sweep
 from slurmbridge.core.event import PodGone, PodLooked
 from slurmbridge.core.state import Gone, Phase, State
 from slurmbridge.pool.record import PodRecord
@@ -18,6 +18,7 @@ def see(state: State, pod: PodRecord) -> None:
         return  # the answer to a look was overtaken by the watch
     if pod.gpu is None and not pod.fault:
         state.pods.pop(pod.uid, None)
+        gang.see_other(state, pod)
         return
     state.pods[pod.uid] = pod
     if pod.is_over:
@@ -66,6 +67,7 @@ def listed(state: State, pods: tuple[PodRecord, ...]) -> None:
         # Somebody was told to bind it: it may have been bound, and deleted by force, unseen.
         promised = entry is not None and entry.phase is Phase.HELD
         vanish(state, pod, may_run=not pod.is_over and (bool(pod.node) or promised))
+    state.waiting.others.clear()
     for pod in pods:
         see(state, pod)
     state.pods_listed = True
@@ -76,6 +78,8 @@ def on_gone(state: State, event: PodGone) -> None:
     pod = event.pod
     if pod.gpu is not None or pod.fault or pod.uid in state.book:
         vanish(state, pod, may_run=bool(pod.node) and not pod.is_over)
+    else:
+        gang.see_other(state, pod, is_gone=True)
 
 
 def vanish(state: State, pod: PodRecord, *, may_run: bool) -> None:

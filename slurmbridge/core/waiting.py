@@ -57,7 +57,8 @@ class GangState:
     """A group that is planned as a whole.
 
     members: UIDs of its pods behind our gate, and of those that were. size: None: not known yet,
-    looked for since `asked_at`. since: when the first member came; complete_at: when the last.
+    looked for since `asked_at`. made: when its object was made. since: when the first member came;
+    complete_at: when the last.
     rolling: an attempt failed, what it holds is given back. after: not tried again before.
     text: what it waits for. level, domain, spread, shorts: of its place, how many domains of the
     levels below are used, and why it is not lower.
@@ -68,6 +69,7 @@ class GangState:
     since: float
     members: set[str] = field(default_factory=set)
     size: int | None = None
+    made: float | None = None
     asked_at: float = float("-inf")
     complete_at: float | None = None
     rolling: bool = False
@@ -92,7 +94,8 @@ class Waiting:
     lifted: pods whose gate we took off in this term and that are not bound yet. excluded: nodes
     that kube-scheduler could not use for a pod, with the time until which they are left out.
     gangs: groups by key, gang_of: the key of each member, gangs_due: those that something has
-    happened to. looks: nodes that suit a kind of pods, best last, until something has changed for
+    happened to. others: members that ask for no pool GPU, by key: they are counted, and otherwise
+    none of ours. looks: nodes that suit a kind of pods, best last, until something has changed for
     the better; it outlives the bucket, so that pods that come one by one share it. topology: as
     compiled of `topology_of`; topology_text: what Slurm says of it. asking: pods with an
     allocation under way. grew: some node has more room than when the buckets were looked at.
@@ -114,6 +117,7 @@ class Waiting:
     gangs: dict[str, GangState] = field(default_factory=dict)
     gang_of: dict[str, str] = field(default_factory=dict)
     gangs_due: set[str] = field(default_factory=set)
+    others: dict[str, set[str]] = field(default_factory=dict)
     topology: Topology | None = None
     topology_of: object = None
     topology_text: str = ""

@@ -18,11 +18,12 @@ from typing import Any, Final
 import msgspec
 
 from slurmbridge.pool import keys
-from slurmbridge.pool.raw import RawOwner, RawPod
+from slurmbridge.pool.raw import RawOwner, RawPod, unix_time
 
 MAX_SIZE: Final = 10_000
 
-SCHEDULING_GROUP: Final = "scheduling.k8s.io"
+POD_GROUP_VERSIONS: Final = ("v1beta1", "v1alpha2")
+"""Of the built-in PodGroup: Kubernetes 1.37, and 1.36."""
 POD_GROUP: Final = "scheduling.x-k8s.io/pod-group"
 POD_GROUP_OLD: Final = "pod-group.scheduling.sigs.k8s.io/name"
 POD_GROUP_OLD_SIZE: Final = "pod-group.scheduling.sigs.k8s.io/min-available"
@@ -47,9 +48,22 @@ _FIRST_ROLES: Final = ("launcher", "master", "chief", "ps")
 
 
 class SizeFrom(msgspec.Struct, frozen=True):
-    """The object that tells a group's size: an API path below the server's root."""
+    """The object that tells a group's size: API paths below the server's root, of one object.
 
-    path: str
+    Of versions that follow each other, the newest first; a server has one of them.
+    """
+
+    paths: tuple[str, ...]
+
+
+class GroupObject(msgspec.Struct, frozen=True):
+    """What the object of a group tells. size: members that start together, all of them counted.
+
+    made: Unix seconds of its creation; a pod that was bound before is of an earlier group.
+    """
+
+    size: int
+    made: float | None = None
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -114,12 +128,15 @@ def _named(
         return Group("own", namespace, name, by, rank=rank)
     group = raw.spec.scheduling_group
     if group is not None and group.pod_group_name:
-        path = f"apis/scheduling.k8s.io/v1beta1/namespaces/{namespace}/podgroups/"
-        size_from = SizeFrom(path + group.pod_group_name)
-        return Group("schedulinggroup", namespace, group.pod_group_name, "", None, size_from, rank)
+        name = group.pod_group_name
+        paths = tuple(
+            f"apis/scheduling.k8s.io/{version}/namespaces/{namespace}/podgroups/{name}"
+            for version in POD_GROUP_VERSIONS
+        )
+        return Group("schedulinggroup", namespace, name, "", None, SizeFrom(paths), rank)
     if name := labels.get(POD_GROUP, ""):
         path = f"apis/scheduling.x-k8s.io/v1alpha1/namespaces/{namespace}/podgroups/{name}"
-        return Group("podgroup", namespace, name, "", None, SizeFrom(path), rank)
+        return Group("podgroup", namespace, name, "", None, SizeFrom((path,)), rank)
     if name := labels.get(POD_GROUP_OLD, ""):
         size = _number(labels.get(POD_GROUP_OLD_SIZE, ""))
         return Group("podgroup", namespace, name, "", size, rank=rank)
@@ -134,7 +151,7 @@ def _named(
         made = f"{labels.get(JOBSET_UID, '')}.{labels.get(JOBSET_ATTEMPT, '0')}"
         job = _number(labels.get(JOBSET_GLOBAL, "")) or 0
         path = f"apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets/{name}"
-        return Group("jobset", namespace, name, made, None, SizeFrom(path), (job, *rank))
+        return Group("jobset", namespace, name, made, None, SizeFrom((path,)), (job, *rank))
     if name := labels.get(KUBEFLOW_NAME, ""):
         role = labels.get(KUBEFLOW_TYPE, "").lower()
         number = _number(labels.get(KUBEFLOW_INDEX, "")) or 0
@@ -145,8 +162,8 @@ def _named(
     return None
 
 
-def size_in(path: str, value: Any) -> int | None:
-    """The size that an object tells; None: it tells none. path: that of its `SizeFrom`.
+def read_group(path: str, value: Any) -> GroupObject | None:
+    """What an object tells of its group; None: no size. path: one of its `SizeFrom`.
 
     PodGroup: `spec.minMember`, or `spec.schedulingPolicy.gang.minCount` of the built-in one.
     JobSet: the pods of all its Jobs. Kubeflow: all replicas.
@@ -156,9 +173,10 @@ def size_in(path: str, value: Any) -> int | None:
         return None
     try:
         size = _size(path, spec)
-    except (TypeError, AttributeError, ValueError):
+        made = unix_time(value.get("metadata", {}).get("creationTimestamp"))
+    except (TypeError, AttributeError, ValueError, LookupError):
         return None
-    return size if size is not None and 1 <= size <= MAX_SIZE else None
+    return GroupObject(size, made) if size is not None and 1 <= size <= MAX_SIZE else None
 
 
 def _size(path: str, spec: dict[str, Any]) -> int | None:
@@ -168,14 +186,18 @@ def _size(path: str, spec: dict[str, Any]) -> int | None:
         return int(spec.get("schedulingPolicy", {}).get("gang", {}).get("minCount", 0))
     if path.startswith("apis/jobset.x-k8s.io/"):
         jobs = spec.get("replicatedJobs", [])
-        return sum(
-            int(j.get("replicas", 1)) * int(j["template"]["spec"].get("parallelism", 1))
-            for j in jobs
-        )
+        return sum(int(j.get("replicas", 1)) * _pods_of_job(j["template"]["spec"]) for j in jobs)
     for name, replicas in spec.items():
         if name.endswith("ReplicaSpecs"):
             return sum(int(r.get("replicas", 1)) for r in replicas.values())
     return None
+
+
+def _pods_of_job(spec: dict[str, Any]) -> int:
+    """How many pods of a Job run at a time; fewer completions than that end it sooner."""
+    parallelism = int(spec.get("parallelism", 1))
+    completions = spec.get("completions")
+    return parallelism if completions is None else min(parallelism, int(completions))
 
 
 _KUBEFLOW: Final = {
@@ -191,9 +213,8 @@ _KUBEFLOW: Final = {
 def _of_owner(namespace: str, owner: RawOwner | None) -> SizeFrom | None:
     if owner is None or owner.kind not in _KUBEFLOW:
         return None
-    return SizeFrom(
-        f"apis/{owner.api_version}/namespaces/{namespace}/{_KUBEFLOW[owner.kind]}/{owner.name}"
-    )
+    path = f"apis/{owner.api_version}/namespaces/{namespace}/{_KUBEFLOW[owner.kind]}/{owner.name}"
+    return SizeFrom((path,))
 
 
 def _number(text: str) -> int | None:

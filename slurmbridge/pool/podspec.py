@@ -13,7 +13,6 @@ odd pod must not stop the reading of all others. Only pods that name a pool GPU 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from datetime import datetime
 from typing import Final
 
 from slurmbridge.pool import keys
@@ -38,6 +37,7 @@ from slurmbridge.pool.raw import (
     RawPod,
     RawPodSpec,
     RawResources,
+    unix_time,
 )
 from slurmbridge.pool.record import GpuRequest, KubeNode, PodRecord
 
@@ -81,7 +81,7 @@ def read_pod(
     except ParseError as error:
         if gpu is not None:
             gpu, fault = None, str(error)[:FAULT_CHARS]
-    deleting = _unix(meta.deletion_timestamp)
+    deleting = unix_time(meta.deletion_timestamp)
     if deleting is not None:
         # Kubernetes writes the moment at which the grace period ends.
         deleting -= meta.deletion_grace_period_seconds or 0
@@ -105,14 +105,15 @@ def read_pod(
         gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
         active_deadline_s=spec.active_deadline_seconds,
         grace_s=DEFAULT_GRACE_S if grace is None else grace,
-        created=_unix(meta.creation_timestamp) or 0.0,
+        created=unix_time(meta.creation_timestamp) or 0.0,
         deleting_since=deleting,
         waiting_on_us=_is_unschedulable(status.conditions or ()),
         resource_version=meta.resource_version,
         nominated=status.nominated_node_name or "",
         is_static=MIRROR_KEY in annotations,
         selector=tuple(sorted((spec.node_selector or {}).items())),
-        group=group_of(raw) if gpu is not None else None,
+        group=group_of(raw),
+        bound_at=_bound_at(status.conditions or ()) if spec.node_name else None,
     )
 
 
@@ -262,12 +263,11 @@ def _is_unschedulable(conditions: Iterable[RawCondition]) -> bool:
     )
 
 
-def _unix(text: str | None) -> float | None:
-    """Unix seconds of an RFC 3339 time; None when absent or unreadable."""
-    if not text:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return None if moment.tzinfo is None else moment.timestamp()
+def _bound_at(conditions: Iterable[RawCondition]) -> float | None:
+    """When the pod was bound, as the API server noted it then."""
+    times = (
+        c.last_transition_time
+        for c in conditions
+        if c.type == "PodScheduled" and c.status == "True"
+    )
+    return unix_time(next(times, None))

@@ -11,6 +11,7 @@ write `creationTimestamp: null`, and an absent list may be written as null too.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 
 import msgspec
 
@@ -18,6 +19,17 @@ from slurmbridge.pool.quantity import Number
 
 Amounts = Mapping[str, Number]
 """Resource name -> quantity."""
+
+
+def unix_time(text: str | None) -> float | None:
+    """Unix seconds of an RFC 3339 time; None when absent or unreadable."""
+    if not text:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return None if moment.tzinfo is None else moment.timestamp()
 
 
 class _Raw(msgspec.Struct, frozen=True, rename="camel", gc=False):

@@ -248,7 +248,8 @@ class PodRecord(msgspec.Struct, frozen=True):
     annotations: only keys with our prefix. waiting_on_us: kube-scheduler has said unschedulable.
     deleting_since: when its deletion was asked for. nominated: status.nominatedNodeName.
     is_static: the API copy of a kubelet's static pod: it cannot be evicted.
-    selector: spec.nodeSelector, sorted. group: which pods it starts together with.
+    selector: spec.nodeSelector, sorted. group: which pods it starts together with. bound_at: when
+    it was bound, by the API server's clock, in whole seconds.
     """
 
     uid: str
@@ -276,6 +277,7 @@ class PodRecord(msgspec.Struct, frozen=True):
     is_static: bool = False
     selector: tuple[tuple[str, str], ...] = ()
     group: Group | None = None
+    bound_at: float | None = None
 
     @property
     def ref(self) -> str:

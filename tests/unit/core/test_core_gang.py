@@ -8,8 +8,9 @@ from slurmbridge.core import action as act
 from slurmbridge.core import event as ev
 from slurmbridge.core.gang import natural
 from slurmbridge.pool import keys
-from slurmbridge.pool.group import Group, SizeFrom
+from slurmbridge.pool.group import Group, GroupObject, SizeFrom
 from tests.support.builders import (
+    T0,
     Story,
     make_claim_job,
     make_job,
@@ -148,13 +149,58 @@ def test_a_group_that_never_completes_is_told_so_and_holds_nothing():
 
 
 def test_the_size_is_asked_of_the_object_and_not_counted():
-    made = Group("podgroup", "default", "pg", size_from=SizeFrom("apis/x/podgroups/pg"))
+    made = Group("podgroup", "default", "pg", size_from=SizeFrom(("apis/x/podgroups/pg",)))
     pods = [make_pod(f"m{i}").but(gates=(keys.GATE,), group=made) for i in range(2)]
     story = pool(*pods)
     look = story.of(act.LookGroup)[0]
-    assert look.path == "apis/x/podgroups/pg"
+    assert look.paths == ("apis/x/podgroups/pg",)
     assert asked(story.actions) == {}
-    assert len(asked(story.handle(ev.GroupLooked(look.key, 2)))) == 2
+    assert len(asked(story.handle(ev.GroupLooked(look.key, GroupObject(2))))) == 2
+
+
+def of_object(name, uid="", **fields):
+    """A member of a group whose object tells the size."""
+    made = Group("podgroup", "default", "pg", size_from=SizeFrom(("apis/x/podgroups/pg",)))
+    pod = make_pod(name).gpus(8).but(gates=(keys.GATE,), group=made, **fields)
+    return pod.but(uid=uid) if uid else pod
+
+
+def test_a_launcher_without_gpus_counts_and_is_left_alone():
+    launcher = of_object("launcher").but(gpu=None, gates=())
+    story = pool(launcher, of_object("w0"))
+    look = story.of(act.LookGroup)[0]
+    assert asked(story.handle(ev.GroupLooked(look.key, GroupObject(3)))) == {}
+    assert set(asked(story.see(of_object("w1")))) == {"uid-w0", "uid-w1"}
+
+
+def test_without_its_launcher_a_gang_is_not_complete():
+    launcher = of_object("launcher").but(gpu=None, gates=())
+    story = pool(launcher, of_object("w0"))
+    look = story.of(act.LookGroup)[0]
+    story.handle(ev.GroupLooked(look.key, GroupObject(3)))
+    story.gone(launcher)
+    assert asked(story.see(of_object("w1"))) == {}
+
+
+def test_a_second_group_whose_object_has_the_same_name_does_not_count_pods_of_the_first():
+    old = of_object("old", bound_at=T0 - 100).but(gates=()).on("n1", 7, "0-7")
+    story = pool(old, jobs=(make_claim_job(7, old, "n1", "0-7"),))
+    story.see(of_object("new0"))
+    story.pass_time(1)
+    look = story.of(act.LookGroup)[-1]
+    story.handle(ev.GroupLooked(look.key, GroupObject(2, T0 - 50)))
+    assert asked(story.pass_time(3)) == {}
+    assert set(asked(story.see(of_object("new1")))) == {"uid-new0", "uid-new1"}
+
+
+def test_a_member_that_is_replaced_counts_those_that_were_bound_after_the_object_was_made():
+    old = of_object("w0", bound_at=T0 - 100).but(gates=()).on("n1", 7, "0-7")
+    story = pool(old, jobs=(make_claim_job(7, old, "n1", "0-7"),))
+    story.see(of_object("w1"))
+    story.pass_time(1)
+    look = story.of(act.LookGroup)[-1]
+    found = story.handle(ev.GroupLooked(look.key, GroupObject(2, T0 - 150)))
+    assert asked(found) == {"uid-w1": "n2"}
 
 
 def test_members_come_in_the_order_of_their_numbers():

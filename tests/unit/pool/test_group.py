@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from slurmbridge.pool.group import group_of, size_in
+from slurmbridge.pool.group import group_of, read_group
 from slurmbridge.pool.raw import RawPod
 
 OWNER = {"controller": True, "apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "u1"}
@@ -142,10 +142,11 @@ def test_the_annotation_wins_over_the_object():
             {
                 "replicatedJobs": [
                     {"replicas": 2, "template": {"spec": {"parallelism": 4}}},
+                    {"template": {"spec": {"parallelism": 4, "completions": 2}}},
                     {"template": {"spec": {}}},
                 ]
             },
-            9,
+            11,
         ),
         (
             "apis/kubeflow.org/v1/x",
@@ -159,9 +160,21 @@ def test_the_annotation_wins_over_the_object():
     ],
 )
 def test_the_size_stands_in_the_object(path, spec, size):
-    assert size_in(path, {"spec": spec}) == size
+    found = read_group(path, {"spec": spec})
+    assert (found and found.size) == size
 
 
 @pytest.mark.parametrize("value", [None, [], {}, {"spec": 3}, "x"])
 def test_an_object_of_another_form_tells_no_size(value):
-    assert size_in("apis/scheduling.x-k8s.io/v1alpha1/x", value) is None
+    assert read_group("apis/scheduling.x-k8s.io/v1alpha1/x", value) is None
+
+
+def test_an_object_tells_when_it_was_made():
+    spec, made = {"minMember": 2}, {"creationTimestamp": "2026-11-30T12:00:00Z"}
+    found = read_group("apis/scheduling.x-k8s.io/v1alpha1/x", {"spec": spec, "metadata": made})
+    assert found.made == 1796040000.0
+
+
+def test_the_built_in_group_is_looked_for_in_the_versions_of_both_releases():
+    group = group_of(pod(spec={"schedulingGroup": {"podGroupName": "pg"}}))
+    assert [p.split("/")[2] for p in group.size_from.paths] == ["v1beta1", "v1alpha2"]
