@@ -7,6 +7,7 @@ for that cannot come.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random  # noqa: TID251 - jitter of retries; the core never sees it
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
@@ -26,6 +27,7 @@ from slurmbridge.pool import keys
 from slurmbridge.pool.claim import ClaimId
 from slurmbridge.pool.errors import PeerError, PeerProtocolError, PeerRejected, PeerUnavailable
 from slurmbridge.pool.group import GroupObject, read_group
+from slurmbridge.pool.hostlist import fold
 from slurmbridge.slurm.claims import ClaimUncertain, SlurmClaims
 from slurmbridge.slurm.drains import NodeDrains
 from slurmbridge.slurm.reader import SlurmReader
@@ -91,6 +93,8 @@ class Carrier:
             kind = "Pod" if action.namespace else "Node"
             subject = Subject(kind, action.name, action.uid, action.namespace)
             self._events.tell(subject, action.reason, action.message, warning=action.warning)
+        elif isinstance(action, act.LogPlan):
+            _log_plan(action)
         elif isinstance(action, act.End):
             if not self._ends:
                 self._spawn(self._end_all())
@@ -320,3 +324,17 @@ class Carrier:
                 await self._clock.sleep(0.2 * 2**attempt * (1 + random.random()))  # noqa: S311
             else:
                 return
+
+
+def _log_plan(plan: act.LogPlan) -> None:
+    """One line a plan; what was free, node by node, only for those who want to check it."""
+    _log.info(
+        "gang planned", gang=plan.gang, pods=len(plan.seats), level=plan.level, domain=plan.domain
+    )
+    if _log.is_enabled_for(logging.DEBUG):
+        free: dict[int, list[str]] = {}
+        for node, gpus in plan.room:
+            if gpus:
+                free.setdefault(gpus, []).append(node)
+        room = {str(gpus): fold(nodes) for gpus, nodes in sorted(free.items())}
+        _log.debug("gang laid", gang=plan.gang, seats=plan.seats, room=room, beside=plan.beside)

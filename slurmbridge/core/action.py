@@ -129,6 +129,22 @@ class Tell(Action, frozen=True):
     warning: bool = False
 
 
+class LogPlan(Action, frozen=True):
+    """Write down where a gang was laid, and what room it was laid in.
+
+    gang: its key. level, domain: of the whole; "" when its members came beside others, which stand
+    on `beside`. seats: (pod, GPUs, Kubernetes node) by rank. room: (node, free GPUs) of all nodes
+    that any of them might use then, in the order of the view.
+    """
+
+    gang: str
+    level: str
+    domain: str
+    seats: tuple[tuple[str, int, str], ...]
+    room: tuple[tuple[str, int], ...]
+    beside: tuple[str, ...] = ()
+
+
 class AnnotatePod(Action, frozen=True):
     """Merge annotations into a pod (None removes)."""
 

@@ -12,8 +12,6 @@ stopped: its claims are found in Slurm, the members behind their gates.
 
 from __future__ import annotations
 
-import re
-
 from slurmbridge.core import layout, lift, release, room
 from slurmbridge.core.action import Allocate, AnnotatePod, LookGroup, Tell
 from slurmbridge.core.event import GroupLooked, TopologyRead
@@ -22,6 +20,7 @@ from slurmbridge.core.state import Entry, Phase, State, asked_gpus
 from slurmbridge.core.waiting import GangState, Pause
 from slurmbridge.pool import keys
 from slurmbridge.pool.claim import Ask
+from slurmbridge.pool.hostlist import natural
 from slurmbridge.pool.policy import Refusal, resolve
 from slurmbridge.pool.record import PodRecord
 
@@ -30,7 +29,6 @@ LOOK_AGAIN_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 EXCLUDE_S = 120.0
 TOLD_AFTER_S = 2.0
-_DIGITS = re.compile(r"\d+")
 
 
 def join(state: State, pod: PodRecord) -> None:
@@ -192,13 +190,6 @@ def _rank(pod: PodRecord) -> tuple[tuple[int, ...], tuple[tuple[int, str], ...],
     """By rank where there is one, else by name, numbers in it as numbers."""
     rank = pod.group.rank if pod.group is not None else ()
     return rank, natural(pod.name), pod.created, pod.uid
-
-
-def natural(name: str) -> tuple[tuple[int, str], ...]:
-    """`w-10` after `w-9`."""
-    parts = [(-1, text) for text in _DIGITS.split(name)]
-    numbers = [(int(digits[:18]), "") for digits in _DIGITS.findall(name)]
-    return tuple(x for pair in zip(parts, [*numbers, (-1, "")], strict=False) for x in pair)
 
 
 def _is_complete(state: State, gang: GangState, members: list[PodRecord]) -> bool:

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from slurmbridge.core import publish
+from slurmbridge.core.action import LogPlan
 from slurmbridge.core.places import topology
 from slurmbridge.core.room import Room, Wishes, wishes_of
 from slurmbridge.core.state import State
@@ -62,6 +63,7 @@ def lay_out(
     index = publish.index(state)
     places = topology(state, index)
     room = Room(state, index, missing, asks)
+    offered = tuple(zip(index.names, room.free[0].tolist(), strict=True))
     standing = _standing(state, index, members)
     for position, row in standing.items():
         gang.seats[_seat(members[position])] = index.names[row]
@@ -82,6 +84,16 @@ def lay_out(
     node_of = {pod.uid: index.names[row] for pod, row in zip(missing, rows, strict=True)}
     for pod in missing:
         gang.seats[_seat(pod)] = node_of[pod.uid]
+    state.out.append(
+        LogPlan(
+            gang=gang.key,
+            level="" if found is None else found.level,
+            domain="" if found is None else found.domain,
+            seats=tuple((p.ref, asks[p.uid].gpu.count, node_of[p.uid]) for p in missing),
+            room=offered,
+            beside=tuple(index.names[row] for row in standing.values()),
+        )
+    )
     return Layout(node_of, found)
 
 

@@ -33,6 +33,7 @@ NO_NODES: Final = frozenset({"", "(null)", "None assigned", "N/A", "n/a"})
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\Z")  # no leading "-": never an option
 _PIECE = re.compile(r"([^\[\],\s]*)(?:\[([^\[\]\s]*)\])?")
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?\Z")
+_DIGITS = re.compile(r"\d+")
 _TAIL = re.compile(r"(.*?)([0-9]{1,18})\Z", re.DOTALL)
 
 
@@ -189,3 +190,10 @@ def _ranges(by_width: dict[int, set[int]]) -> list[str]:
 def _check_name(name: str, part: str) -> None:
     if len(name) > MAX_NAME_CHARS or _NAME.match(name) is None:
         raise ParseError(part, "not a host name")
+
+
+def natural(name: str) -> tuple[tuple[int, str], ...]:
+    """Sort key that reads numbers in a name as numbers: `w-10` after `w-9`."""
+    parts = [(-1, text) for text in _DIGITS.split(name)]
+    numbers = [(int(digits[:18]), "") for digits in _DIGITS.findall(name)]
+    return tuple(x for pair in zip(parts, [*numbers, (-1, "")], strict=False) for x in pair)

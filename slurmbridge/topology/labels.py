@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from slurmbridge.pool.errors import Problem
+from slurmbridge.pool.hostlist import natural
 from slurmbridge.topology.source import Places, Reading, sample
 
 ZONE_KEY = "topology.kubernetes.io/zone"
@@ -81,9 +82,15 @@ def read_labels(
     problems: list[Problem] = []
     for height in range(len(ordered) - 1, -1, -1):
         problems += _name_domains(values, height, ordered, source)
-    of = {node: tuple(found) for node, found in values.items()}
+    of = {node: tuple(values[node]) for node in sorted(values, key=lambda n: _turn(n, values[n]))}
     names = tuple(level.level for level in ordered)
     return Reading((Places(source, names, of, side=side),), tuple(problems))
+
+
+def _turn(node: str, found: Sequence[str | None]) -> tuple[object, ...]:
+    """Order of nodes, and so of ranks: labels state none, so names count, the top level's first."""
+    above = ((value is None, natural(value or "")) for value in reversed(found))
+    return (*above, natural(node))
 
 
 def _name_domains(

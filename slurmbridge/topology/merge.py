@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from slurmbridge.pool.errors import Problem
+from slurmbridge.pool.hostlist import natural
 from slurmbridge.topology.index import UNPLACED, Ints
 from slurmbridge.topology.source import CLUSTER, NODE, Places, sample
 
@@ -78,7 +79,8 @@ def merge(
     elif linked is not False:
         _join_all(merged, len(nodes))
     listed = (rows[name] for places in sources for name in places.of if name in rows)
-    merged.order = list(dict.fromkeys((*listed, *range(len(nodes)))))
+    unlisted = sorted(range(len(nodes)), key=lambda row: natural(nodes[row]))
+    merged.order = list(dict.fromkeys((*listed, *unlisted)))
     return merged
 
 

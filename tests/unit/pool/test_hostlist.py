@@ -1,7 +1,7 @@
 import pytest
 
 from slurmbridge.pool.errors import ParseError
-from slurmbridge.pool.hostlist import MAX_NAMES, expand, fold
+from slurmbridge.pool.hostlist import MAX_NAMES, expand, fold, natural
 from tests.unit.pool.vectors import rows
 
 
@@ -101,3 +101,8 @@ def test_names_are_folded_sorted_and_once(names, folded):
 def test_folding_refuses_what_is_no_name():
     with pytest.raises(ParseError):
         fold(["n1", "n[2-3]"])
+
+
+def test_numbers_in_names_are_ordered_as_numbers():
+    names = ["w-10", "w-9", "w-1", "a-2-x-3", "a-2-x-20"]
+    assert sorted(names, key=natural) == ["a-2-x-3", "a-2-x-20", "w-1", "w-9", "w-10"]

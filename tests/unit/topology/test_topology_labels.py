@@ -74,3 +74,11 @@ def test_the_accelerator_dimension_has_a_domain_and_perhaps_a_sub_domain():
     assert places.levels == ("sub-accelerator", "accelerator")
     assert places.of == {"n1": ("s1", "d1"), "n2": (None, "d1")}
     assert places.side
+
+
+def test_labels_state_no_order_so_nodes_come_by_the_names_of_their_domains_and_their_own():
+    labels = {
+        "n10": {"rack": "r2"}, "n9": {"rack": "r2"}, "n1": {"rack": "r10"}, "n2": {},
+    }  # fmt: skip
+    (places,) = read_labels(labels, [LabelLevel("rack"), LabelLevel("zone")]).stated
+    assert list(places.of) == ["n9", "n10", "n1"]
