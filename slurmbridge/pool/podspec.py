@@ -151,7 +151,7 @@ def read_node(raw: RawNode, resources: Collection[str] | None = None) -> KubeNod
         labels=meta.labels or {},
         annotations={k: v for k, v in (meta.annotations or {}).items() if k.startswith(PREFIX)},
         resource_version=meta.resource_version,
-        ready_changed=None if ready is None else _unix(ready.last_transition_time),
+        ready_changed=None if ready is None else unix_time(ready.last_transition_time),
         fenced=any(taint.key == OUT_OF_SERVICE for taint in raw.spec.taints or ()),
         slurm_ready=None if ours is None else (ours.status, ours.reason or "", ours.message or ""),
         boot_id=(raw.status.node_info or RawNodeInfo()).boot_id,
