@@ -26,6 +26,8 @@ from slurmbridge.pool.record import GpuUse, PodRecord, SlurmJob
 PATIENCE_S = 20.0
 """How long a refused cover is tried again where what stands in its way will go by itself."""
 STRAY_AGAIN_S = 30.0
+SKEW_S = 10.0
+"""How far the clocks of slurmctld and of the API server may differ."""
 PASSING = frozenset({"starting", "fragmented", "completing"})
 """Refusals that say nothing about the GPUs (`slurmbridge.slurm.refusal`)."""
 
@@ -90,7 +92,7 @@ def take_in(state: State, pod: PodRecord) -> None:
         since=state.now,
         sure_at=state.now,
         boot=state.boot,
-        gpus=GpuUse(asked_gpus(pod).counts, None if written is None else written.indices),
+        gpus=GpuUse(asked_gpus(pod).counts, _written_indices(pod, written)),
         stray=written is None,
         why="it was bound without a claim" if written is None else "its claim was missing in Slurm",
     )
@@ -110,6 +112,13 @@ def take_in(state: State, pod: PodRecord) -> None:
             ask = honour(pod, state.settings.policy)
         entry.request = request_for(state, pod, slurm_node, ask)
         begin(state, entry, entry.why)
+
+
+def _written_indices(pod: PodRecord, written: Written | None) -> tuple[int, ...] | None:
+    """The GPUs that a pod says it has, if they are as many as it asks for: it can say anything."""
+    if written is None or written.indices is None or pod.gpu is None:
+        return None
+    return written.indices if len(written.indices) == pod.gpu.count else None
 
 
 def _has_ended(state: State, pod: PodRecord, written: Written) -> bool:
@@ -166,8 +175,27 @@ def check(state: State, entry: Entry) -> None:
         _two_truths(state, entry, doubtful)
     elif entry.refused and entry.boot == state.boot:
         _fail(state, entry, entry.refused)
-    else:
+    elif not _is_left_to_policy(state, entry):
         ask_for(state, entry)
+
+
+def _is_left_to_policy(state: State, entry: Entry) -> bool:
+    """Whether nobody but the pod says that it had a claim, and policy gives it none.
+
+    Slurm forgets claims only when it restarts. A pod that is younger than slurmctld's start either
+    wrote the annotation itself, or its claim has ended so long ago that Slurm has no record of it.
+    """
+    pod, policy = state.pods.get(entry.uid), state.settings.policy
+    if pod is None or entry.stray or entry.cover_gpus_known or pod.created < state.boot + SKEW_S:
+        return False
+    if policy.stray != "cover":
+        entry.stray = True
+        evict.lose_stray(state, entry, pod, "Slurm knows no claim as its annotation names it")
+        return True
+    ask = resolve(pod, policy)
+    if isinstance(ask, Refusal):
+        evict.lose(state, entry, pod, f"Slurm knows no claim of it, and policy none: {ask.text}")
+    return isinstance(ask, Refusal)
 
 
 def _two_truths(state: State, entry: Entry, job: SlurmJob) -> None:
