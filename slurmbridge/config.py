@@ -311,7 +311,7 @@ def parse(text: bytes) -> Config:
         raise ConfigError([Problem("$", "larger than 1 MiB")])
     try:
         raw = yaml.load(text, Loader=_StrictLoader)  # noqa: S506 - a SafeLoader, see below
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
         where = getattr(error, "problem_mark", None)
         at = f" (line {where.line + 1}, column {where.column + 1})" if where else ""
         what = getattr(error, "problem", None) or str(error)
@@ -372,6 +372,8 @@ def _check(kind: Any, raw: Any, path: str, problems: list[Problem]) -> None:
     except msgspec.ValidationError as error:
         text, _, where = str(error).partition(" - at `$")
         problems.append(Problem(path + where.rstrip("`"), text[0].lower() + text[1:]))
+    except UnicodeEncodeError:  # YAML escapes of halves of characters
+        problems.append(Problem(path, "a text that is no Unicode"))
 
 
 def _inner(kind: Any) -> Any:

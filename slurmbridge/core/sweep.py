@@ -90,6 +90,8 @@ def _adopt(state: State, pod: PodRecord, doubted: Entry | None, jobs: list[Slurm
             release.end_job(state, pod.uid, each, "its pod is over")
         return
     if any(j.state.base != "PENDING" and (j.gpus is None or not j.nodes) for j in jobs):
+        if not pod.node:
+            _wait_for_gpus(state, pod, doubted, jobs)
         return  # not read in full yet: the next reading tells
     job: SlurmJob | None
     if pod.node:
@@ -101,6 +103,35 @@ def _adopt(state: State, pod: PodRecord, doubted: Entry | None, jobs: list[Slurm
             release.end_job(state, pod.uid, other, "its pod is elsewhere")
         return
     _take_over(state, pod, doubted, job)
+
+
+def _wait_for_gpus(
+    state: State, pod: PodRecord, doubted: Entry | None, jobs: list[SlurmJob]
+) -> None:
+    """A claim of which Slurm does not tell the GPUs; in the end the pod is better off without.
+
+    Seen on 22.05: granted while slurmctld had just started and the node's slurmd had not, it runs
+    with `GRES=gpu:0(IDX:)` for good.
+    """
+    if doubted is None:
+        slurm_node = next((j.nodes[0] for j in jobs if j.nodes), "")
+        state.put(
+            Entry(
+                uid=pod.uid,
+                ref=pod.ref,
+                kube_node=state.kube_of.get(slurm_node, ""),
+                slurm_node=slurm_node,
+                phase=Phase.DOUBT,
+                since=state.now,
+                gpus=asked_gpus(pod),
+                boot=state.boot,
+                promised=UNKNOWN_PROMISES,
+            )
+        )
+    elif state.now - doubted.since > state.settings.hold_s:
+        state.drop(doubted)
+        for job in jobs:
+            release.end_job(state, pod.uid, job, "Slurm does not tell its GPUs")
 
 
 def _kube_node(state: State, job: SlurmJob) -> str:
@@ -139,7 +170,7 @@ def _take_over(state: State, pod: PodRecord, doubted: Entry | None, job: SlurmJo
         gpus=use or GpuUse(),
         sure_at=state.now,
         boot=state.boot,
-        promised=0 if doubted is not None else UNKNOWN_PROMISES,
+        promised=doubted.promised if doubted is not None else UNKNOWN_PROMISES,
         cause="" if doubted is None else doubted.cause,
     )
     if not is_running(job):

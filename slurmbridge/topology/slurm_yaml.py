@@ -78,7 +78,11 @@ def read_topology_yaml(
     walk = _Walk()
     try:
         document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # it lets out those of its numbers
         return Reading((), (Problem(source, f"not YAML: {' '.join(str(error).split())[:200]}"),))
     stated: list[Stated] = []
     for where, row in walk.rows(document or [], source):

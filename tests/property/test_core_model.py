@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 
-import msgspec
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from slurmbridge.core import grant
 from tests.property.soak import main, run_story
-from tests.support import core_world
 from tests.support.core_agents import Agents
 from tests.support.core_world import AGENT_WEIGHTS, WEIGHTS, World
 
@@ -96,15 +95,15 @@ def test_a_short_soak_counts_nothing_broken_and_tells_so_in_one_line(capsys):
     assert told["other"] == {}
 
 
-def test_a_soak_of_a_bridge_that_ends_claims_of_deleted_pods_at_once_finds_it(capsys, monkeypatch):
-    """The model can fail: without its patience the bridge frees GPUs that processes still use."""
-    hasty = msgspec.structs.replace(core_world.SETTINGS, linger_s=0.0)
-    monkeypatch.setattr(core_world, "SETTINGS", hasty)
+def test_a_soak_of_a_bridge_that_believes_slurm_alone_finds_gpus_with_two_owners(
+    capsys, monkeypatch
+):
+    """The model can fail: this bridge asks its own book no more who still uses the GPUs."""
+    monkeypatch.setattr(grant, "others_on", lambda state, entry, gpus: False)
     assert main(["--operations", "6000", "--stories", "1"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    told = json.loads(lines[-1])
-    assert told["double_owned"] + told["other"].get("ended_in_use", 0) > 0
-    assert any(line.startswith("    -> End(") for line in lines), "the story is told"
+    assert json.loads(lines[-1])["double_owned"] > 0
+    assert any("-> Reply(" in line for line in lines), "the story is told"
 
 
 @pytest.mark.parametrize("first", range(1, 61, 30))

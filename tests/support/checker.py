@@ -23,7 +23,8 @@ import threading
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from http.client import HTTPException
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from tests.support.slurm import SlurmError
 
@@ -66,7 +67,7 @@ class Job:
     """A job of Slurm. gpus: node → (count, indices); indices are empty when Slurm has no numbers.
 
     claim: it carries the bridge's comment; group: the comment is a group's. start: as Slurm writes
-    it; tells two jobs of one id apart.
+    it; tells two jobs of one id apart. pod: UID in the comment.
     """
 
     id: int
@@ -76,6 +77,7 @@ class Job:
     claim: bool = False
     group: bool = False
     start: str = ""
+    pod: str = ""
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,18 @@ class Sample:
     idle_claims: tuple[int, ...]
     owners: Mapping[tuple[str, int], tuple[int, ...]]
     at: float = 0.0
+
+
+class Reading(NamedTuple):
+    """What both sides said: pods as the API server tells them, before and after the jobs.
+
+    totals: GPUs by Slurm node.
+    """
+
+    before: list[dict[str, Any]]
+    jobs: list[Job]
+    after: list[dict[str, Any]]
+    totals: dict[str, int]
 
 
 class _Slurm(Protocol):
@@ -151,14 +165,25 @@ class Checker:
             UnreadError: one of them did not answer.
 
         """
+        reading = self.read()
+        pods = [read_pods(items, self._slurm_node) for items in (reading.before, reading.after)]
+        return judge(pods[0], reading.jobs, pods[1], reading.totals)
+
+    def read(self) -> Reading:
+        """Read both sides once.
+
+        Raises:
+            UnreadError: one of them did not answer.
+
+        """
         try:
-            before = read_pods(self._kube.api.items("/api/v1/pods"), self._slurm_node)
+            before = self._kube.api.items("/api/v1/pods")
             jobs = self._with_remembered(read_jobs(self._scontrol("job")))
-            after = read_pods(self._kube.api.items("/api/v1/pods"), self._slurm_node)
+            after = self._kube.api.items("/api/v1/pods")
             totals = read_nodes(self._scontrol("node"))
-        except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
+        except (OSError, RuntimeError, subprocess.TimeoutExpired, HTTPException) as error:
             raise UnreadError(str(error)) from error
-        return judge(before, jobs, after, totals)
+        return Reading(before, jobs, after, totals)
 
     def _with_remembered(self, jobs: list[Job]) -> list[Job]:
         known, self._known = self._known, {}
@@ -323,6 +348,8 @@ def _judge_pod(pod: Pod, jobs: Mapping[int, Job]) -> list[Violation]:
     if job is None or job.state != "RUNNING":
         state = "unknown to Slurm" if job is None else job.state
         return one("claim-not-running", f"job {job_id} is {state}")
+    if not job.claim or job.pod not in ("", pod.uid):
+        return one("claim-not-running", f"job {job_id} is another's by now")
     if pod.node not in job.gpus and pod.node not in job.nodes:
         return one("wrong-node", f"pod on {pod.node}, job {job_id} on {sorted(job.nodes)}")
     count, held = job.gpus.get(pod.node, (0, frozenset()))
@@ -412,7 +439,13 @@ def _read_job(line: str) -> Job:
         claim=comment is not None,
         group=comment is not None and " group=" in comment[1].partition(" ref=")[0],
         start=re.findall(r" StartTime=(\S+)", fixed)[0],
+        pod=_word(comment[1], "pod") if comment else "",
     )
+
+
+def _word(comment: str, name: str) -> str:
+    found = re.search(rf" {name}=(\S+)", comment.partition(" ref=")[0])
+    return found[1] if found else ""
 
 
 def read_nodes(text: str) -> dict[str, int]:

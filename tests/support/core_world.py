@@ -93,6 +93,7 @@ class ModelJob:
     revived_at: float = 0.0
     preempted_at: float | None = None
     serial: int = 0
+    untold: bool = False
 
     @property
     def holds(self) -> bool:
@@ -116,7 +117,7 @@ class ModelJob:
             qos="",
             state=JobState(base, frozenset({"COMPLETING"} if completing else ())),
             nodes=(self.node,),
-            gpus=None if completing else {self.node: use(self.gpus)},
+            gpus=None if completing or self.untold else {self.node: use(self.gpus)},
             start=self.start,
             end=self.end,
             preempted_at=self.preempted_at,
@@ -561,6 +562,16 @@ class World:
                 self._effect(action)
         self._start_machine()
 
+    def untell(self, pick: int, how: int) -> None:
+        """Slurm does not tell the GPUs of a claim any more, whose pod nobody has bound."""
+        claims = [
+            j
+            for j in self.slurm.jobs.values()
+            if j.state == "RUNNING" and j.uid in self.pods and not self.pods[j.uid].node
+        ]
+        if claims:
+            claims[pick % len(claims)].untold = True
+
     def step_clock(self, pick: int, how: int) -> None:
         """Somebody sets the clock of the bridge's host; Slurm's and time itself stay as they are."""
         self.ahead_s = (0.0, 90.0, -90.0, 3600.0, -3600.0, 1e6)[pick % 6]
@@ -859,6 +870,8 @@ class World:
             job = self.slurm.jobs.get(binding.job_id)
             if job is None or job.uid != binding.uid or job.state != "RUNNING":
                 pod.fault = True
+            elif job.untold:
+                job.untold = False
             pod.uses = parse_indices(binding.gpus)
             self._change(
                 pod,
@@ -1102,5 +1115,6 @@ WEIGHTS: dict[str, int] = {
     "kill_machine": 1,
     "breaker": 1,
     "step_clock": 1,
+    "untell": 1,
 }
 """How often each operation happens in a soak; the keys are all operations."""

@@ -446,6 +446,10 @@ class KubeCluster:
         """End any process of the cluster by its name, `etcd` included, with SIGKILL."""
         self._keep.kill(name)
 
+    def send(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to any process of the cluster, e.g. SIGSTOP."""
+        self._keep.send(name, number)
+
     def pids(self) -> list[int]:
         """Every living process of the cluster."""
         return self._keep.pids()

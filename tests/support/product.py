@@ -26,6 +26,7 @@ from tests.support import ports
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from tests.support.chaos.wires import Wires
     from tests.support.cluster import Cluster
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +39,9 @@ class Product:
     """Bridges, extenders and kube-scheduler on one cluster.
 
     policy, sections: merged into the configuration (camelCase keys). bridges, extenders: replicas.
-    The scheduler calls the first extender.
+    The scheduler calls the first extender. env: more environment of the bridges; {} is
+    replaced by their number. altered: they run by tests/support/altered.py. wires: the daemons'
+    ways to the API server and to slurmctld, where they do not lead there directly.
     """
 
     cluster: Cluster
@@ -48,6 +51,9 @@ class Product:
     extenders: int = 1
     start_scheduler: bool = True
     tls: bool = False
+    env: dict[str, str] = field(default_factory=dict)
+    altered: bool = False
+    wires: Wires | None = None
 
     def __post_init__(self) -> None:
         self._ports: list[ports.PortBlock] = []
@@ -64,6 +70,9 @@ class Product:
             name: kube.kubeconfig_for_service_account(NAMESPACE, name)
             for name in ("slurmbridge", "slurmbridge-extender")
         }
+        if self.wires is not None:
+            for account in self._accounts.values():
+                self.wires.lead_kubeconfig(account)
         if self.tls:
             # One certificate for all: names and addresses of this host.
             self._certificate = kube.issue("product", both=True)
@@ -100,10 +109,11 @@ class Product:
 
     def start_bridge(self, i: int = 0) -> None:
         """Start bridge number i (again)."""
+        entry = "tests.support.altered" if self.altered else "slurmbridge"
         self.cluster.kube.start_process(
             f"bridge-{i}",
-            [sys.executable, "-m", "slurmbridge", "run", "--config", str(self.config_path(i))],
-            env=self._env(),
+            [sys.executable, "-m", entry, "run", "--config", str(self.config_path(i))],
+            env=self._env() | {k: v.format(i) for k, v in self.env.items()},
             cwd=ROOT,
         )
 
@@ -216,11 +226,14 @@ class Product:
 
     def _config(self, i: int) -> dict[str, Any]:
         block = self._ports[i]
+        slurm_conf = self.cluster.slurm.conf_path
+        if self.wires is not None:
+            slurm_conf = self.wires.lead_slurm_conf(slurm_conf)
         policy = {"cluster": "test", "granularity": "gpu", "partition": "claims"} | self.policy
         base: dict[str, Any] = {
             "apiVersion": "slurmbridge.dev/v1",
             "policy": policy,
-            "slurm": {"conf": str(self.cluster.slurm.conf_path)},
+            "slurm": {"conf": str(slurm_conf)},
             "kube": {
                 "kubeconfig": str(self._accounts["slurmbridge"]),
                 "lease": {"namespace": NAMESPACE, "durationS": 5, "renewS": 1},

@@ -191,6 +191,11 @@ class SlurmCluster:
             extra_groups=None if uid is None else [],
         )
 
+    @property
+    def port(self) -> int:
+        """Port of slurmctld."""
+        return self._block[0]
+
     # slurmctld
 
     def start_slurmctld(self, *, wait: bool = True, timeout_s: float = 30.0) -> None:

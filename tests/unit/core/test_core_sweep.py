@@ -146,7 +146,7 @@ def test_a_placeholder_of_a_bound_pod_is_no_claim(pod):
 
 def test_a_claim_whose_gpus_are_not_read_yet_is_left_for_the_next_reading(pod):
     story = Story("n1").slurm(make_claim_job(10, pod).on_unknown("n1")).start(pod)
-    assert story.phase(pod) == ""
+    assert story.phase(pod) == "doubt"
     assert none(story.actions, act.End)
     story.slurm(make_claim_job(10, pod, "n1", "0-1")).poll()
     assert story.phase(pod) == "held"
@@ -396,3 +396,24 @@ def test_nothing_is_done_before_the_first_comparison(pod):
     assert story.tick(at=100) == []
     assert story.machine.state.book == {}
     assert story.actions == []
+
+
+def test_a_claim_of_which_slurm_never_tells_the_gpus_is_given_up_and_the_pod_asks_anew():
+    """Granted while the node had not registered (22.05): it runs with `GRES=gpu:0(IDX:)`."""
+    pod = make_pod("a").gpus(2)
+    story = Story("n1", "n2").start(pod)
+    story.ask(pod, "n1")
+    story.handle(ev.AllocateUnknown("uid-a", 10, "job 10: still RUNNING"))
+    story.slurm(make_claim_job(10, pod).on_unknown("n1"))
+    assert none(story.pass_time(50), act.End)
+    assert only(story.pass_time(12), act.End).job_id == 10
+    story.handle(ev.Ended("uid-a", 10))
+    story.slurm(without=(10,)).poll()
+    assert only(story.ask(pod, "n2"), act.Allocate).request.slurm_node == "n2"
+
+
+def test_after_a_restart_of_ours_too():
+    pod = make_pod("a").gpus(2)
+    story = Story("n1", "n2").slurm(make_claim_job(10, pod).on_unknown("n1")).start(pod)
+    assert none(story.pass_time(50), act.End)
+    assert only(story.pass_time(15), act.End).job_id == 10

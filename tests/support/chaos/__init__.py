@@ -1,0 +1,1 @@
+"""Chaos on the real test cluster: load, faults, and a judge that shares no code with the product."""

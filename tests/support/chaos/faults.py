@@ -1,0 +1,260 @@
+"""The faults of a chaos run. Each is done to one target for some seconds, and then healed.
+
+Only one fault at a time is done to a target, so that each can be healed; several targets may be in
+trouble at once.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.support.chaos.load import LOST
+from tests.support.fault_proxy import Answer, Cut, Delay, Insert, LoseAnswer, status_body
+from tests.support.keeper import KeeperError
+from tests.support.kube import KubeProblem
+
+if TYPE_CHECKING:
+    import random  # noqa: TID251 - passed in
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.chaos.judge import Causes
+    from tests.support.chaos.wires import Wires
+    from tests.support.product import Product
+
+SLOW_S = 16.0
+"""An answer of slurmctld that was seen at a site (sinfo, under 90 RPCs a second)."""
+
+
+@dataclass
+class Active:
+    """A fault that is being done, and how it is undone."""
+
+    kind: str
+    target: str
+    until: float
+    heal: Callable[[], object]
+
+
+@dataclass
+class Faults:
+    """Does faults by luck: `turn` heals what is over and perhaps does another.
+
+    at_once: targets in trouble at a time. pause_s: about so long nothing new is done.
+    """
+
+    product: Product
+    wires: Wires
+    causes: Causes
+    clocks: Path
+    luck: random.Random
+    at_once: int = 2
+    pause_s: float = 5.0
+    done: Counter[str] = field(default_factory=Counter)
+    active: dict[str, Active] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._next = time.monotonic() + self.pause_s
+        self._kinds: dict[str, Callable[[str], None]] = {
+            "kill bridge": self._kill_bridge,
+            "pause bridge": self._pause_bridge,
+            "kill extender": self._kill_extender,
+            "pause extender": self._pause_extender,
+            "kill slurmctld": self._kill_slurmctld,
+            "pause slurmctld": self._pause_slurmctld,
+            "kill API server": self._kill_api,
+            "pause API server": self._pause_api,
+            "kill slurmd": self._kill_slurmd,
+            "pause slurmd": self._pause_slurmd,
+            "faulty wire to API server": self._api_wire,
+            "faulty wire to slurmctld": self._slurm_wire,
+            "clock step": self._clock,
+            "scancel of a claim": self._scancel,
+            "node down": self._node_down,
+        }
+
+    def turn(self) -> None:
+        """Heal what is over; perhaps do one fault."""
+        now = time.monotonic()
+        for fault in [f for f in self.active.values() if now >= f.until]:
+            self._heal(fault)
+        if now < self._next or len(self.active) >= self.at_once:
+            return
+        self._next = now + self.luck.uniform(0.3, 1.7) * self.pause_s
+        self.do(self.luck.choice(list(self._kinds)))
+
+    def do(self, kind: str) -> None:
+        """One fault of a kind, if its target is not in trouble already."""
+        try:
+            self._kinds[kind](kind)
+        except (*LOST, KeeperError):
+            self.done["not done"] += 1
+
+    def heal_all(self) -> None:
+        """No more trouble."""
+        for fault in list(self.active.values()):
+            self._heal(fault)
+
+    def _heal(self, fault: Active) -> None:
+        try:
+            fault.heal()
+        except (*LOST, KeeperError, KubeProblem):
+            fault.until = time.monotonic() + 1  # its peer is in trouble too: once more, later
+            return
+        del self.active[fault.target]
+
+    def _begin(
+        self, kind: str, target: str, seconds: tuple[float, float], heal: Callable[[], object]
+    ) -> None:
+        until = time.monotonic() + self.luck.uniform(*seconds)
+        self.active[target] = Active(kind, target, until, heal)
+        self.done[kind] += 1
+
+    # Processes
+
+    def _kill_bridge(self, kind: str) -> None:
+        i = self.luck.randrange(self.product.bridges)
+        if (target := f"bridge-{i}") not in self.active:
+            self.product.kill9_bridge(i)
+            self._begin(kind, target, (0, 8), lambda: self.product.start_bridge(i))
+
+    def _kill_extender(self, kind: str) -> None:
+        i = self.luck.randrange(self.product.extenders)
+        if (target := f"extender-{i}") not in self.active:
+            self.product.kill9_extender(i)
+            self._begin(kind, target, (0, 5), lambda: self.product.start_extender(i))
+
+    def _pause_bridge(self, kind: str) -> None:
+        self._pause(kind, f"bridge-{self.luck.randrange(self.product.bridges)}")
+
+    def _pause_extender(self, kind: str) -> None:
+        self._pause(kind, f"extender-{self.luck.randrange(self.product.extenders)}")
+
+    def _pause(self, kind: str, target: str) -> None:
+        """Longer than a Lease lasts, so that whoever wakes up has been replaced meanwhile."""
+        if target not in self.active:
+            kube = self.product.cluster.kube
+            kube.send(target, signal.SIGSTOP)
+            self._begin(kind, target, (1, 14), lambda: kube.send(target, signal.SIGCONT))
+
+    def _kill_slurmctld(self, kind: str) -> None:
+        slurm = self.product.cluster.slurm
+        if "slurmctld" not in self.active:
+            self.causes.crashes.append(time.monotonic())
+            slurm.kill9_slurmctld()
+            self._begin(kind, "slurmctld", (0.2, 6), lambda: slurm.start_slurmctld(wait=False))
+
+    def _pause_slurmctld(self, kind: str) -> None:
+        slurm = self.product.cluster.slurm
+        if "slurmctld" not in self.active:
+            slurm.pause_slurmctld()
+            self._begin(kind, "slurmctld", (1, 12), slurm.resume_slurmctld)
+
+    def _kill_api(self, kind: str) -> None:
+        kube = self.product.cluster.kube
+        if "api" not in self.active:
+            kube.kill9_api()
+            self._begin(kind, "api", (0.2, 5), lambda: kube.start_api(wait=False))
+
+    def _pause_api(self, kind: str) -> None:
+        kube = self.product.cluster.kube
+        if "api" not in self.active:
+            kube.pause_api()
+            self._begin(kind, "api", (1, 8), kube.resume_api)
+
+    def _kill_slurmd(self, kind: str) -> None:
+        slurm = self.product.cluster.slurm
+        if (node := self.luck.choice(slurm.node_names)) not in self.active:
+            slurm.kill9_slurmd(node)
+            self._begin(kind, node, (1, 10), lambda: slurm.start_slurmd(node))
+
+    def _pause_slurmd(self, kind: str) -> None:
+        slurm = self.product.cluster.slurm
+        if (node := self.luck.choice(slurm.node_names)) not in self.active:
+            slurm.pause_slurmd(node)
+            self._begin(kind, node, (1, 10), lambda: slurm.resume_slurmd(node))
+
+    # Wires
+
+    def _api_wire(self, kind: str) -> None:
+        """Between the product and the API server: delayed, cut, garbled, 404, 500, lost, silent."""
+        if "api wire" in self.active:
+            return
+        proxy, luck = self.wires.api, self.luck
+        share = luck.choice((0.05, 0.2, 0.6))
+        some = luck.randbytes(64)
+        way = luck.choice(("delay", "cut", "garble", "404", "500", "lost", "mute", "reset"))
+        fault = {
+            "delay": Delay(luck.uniform(0.2, 6)),
+            "cut": Cut(after_lines=0, torn=True),
+            "garble": Insert(some),
+            "404": Answer(404, status_body(404, "NotFound")),
+            "500": Answer(500, b"upstream connect error"),
+            "lost": LoseAnswer(),
+        }
+        if way == "mute":
+            self.wires.call(proxy.mute)
+        elif way == "reset":
+            self.wires.call(proxy.drop_all)
+        else:
+            self.wires.call(
+                lambda: proxy.add(fault[way], when=lambda _: luck.random() < share, times=1e9)
+            )
+
+        def heal() -> None:
+            self.wires.call(proxy.clear)
+            self.wires.call(proxy.unmute)
+
+        self._begin(f"{kind}: {way}", "api wire", (2, 10), heal)
+
+    def _slurm_wire(self, kind: str) -> None:
+        """Between the product and slurmctld: slow (to 16 s), cut, garbled, refused, silent."""
+        if "slurm wire" in self.active:
+            return
+        wire = self.wires.slurm
+        wire.seconds = self.luck.choice((0.3, 2.0, SLOW_S))
+        wire.mode = self.luck.choice(("delay", "cut", "garble", "refuse", "mute"))
+
+        def heal() -> None:
+            wire.mode = "pass"
+
+        seconds = (10.0, 20.0) if wire.mode == "delay" else (2.0, 10.0)
+        self._begin(f"{kind}: {wire.mode}", "slurm wire", seconds, heal)
+
+    # Clocks, Slurm's own ends
+
+    def _clock(self, kind: str) -> None:
+        i = self.luck.randrange(self.product.bridges)
+        path = self.clocks / str(i)
+        if (target := f"clock-{i}") not in self.active:
+            path.write_text(str(self.luck.choice((-86400, -3600, -40, 40, 3600, 86400))))
+            self._begin(kind, target, (3, 20), lambda: path.write_text("0"))
+
+    def _scancel(self, kind: str) -> None:
+        """Somebody cancels a claim."""
+        slurm = self.product.cluster.slurm
+        argv = ("squeue", "-h", "-t", "R", "--name=slurmbridge-test", "-o", "%A")
+        jobs = slurm.run(*argv, timeout_s=5).split()
+        if jobs:
+            job = self.luck.choice(jobs)
+            self.causes.cancelled.add(int(job))
+            slurm.run("scancel", job, timeout_s=5)
+            self.done[kind] += 1
+
+    def _node_down(self, kind: str) -> None:
+        slurm = self.product.cluster.slurm
+        if (node := self.luck.choice(slurm.node_names)) in self.active:
+            return
+        self.causes.taken_down[node] = time.monotonic()
+        update = ("scontrol", "update", f"nodename={node}")
+        slurm.run(*update, "state=down", "reason=chaos", timeout_s=5)
+
+        def heal() -> None:
+            self.causes.taken_down[node] = time.monotonic()
+            slurm.run(*update, "state=resume", timeout_s=5)
+
+        self._begin(kind, node, (2, 8), heal)

@@ -1,0 +1,205 @@
+"""The judge of a chaos run: what the checker sees every 200 ms, put into stories and counted.
+
+It knows what the run itself did (crashes of slurmctld, claims cancelled by hand, nodes taken down,
+pods deleted) and holds everything else against the product:
+
+- *double owned*: two jobs of Slurm, or two pods, have one GPU; or a job has a GPU of a live pod
+  whose claim nobody took away: neither a crash of slurmctld nor we.
+- *bare*: a pod runs without a claim for more than a second, and nobody took it away.
+- *wrong eviction*: a pod was deleted by the product, though its claim was there all the time.
+- *lost race*: a crash of slurmctld or a cancelled claim gave a pod's GPU to another job before the
+  pod was gone. That is Slurm's to do, and the product's to end: it is told with how long it lasted.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+from tests.support.checker import CLAIM, HOLDING, UnreadError, indices, judge, read_pods
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from tests.support.checker import Checker, Job, Pod
+
+OURS = frozenset({"double-owned", "shared-index", "shared-claim", "foreign-claim", "wrong-node"})
+"""Kinds of violations that no crash and no scancel explains."""
+YOUNG_S = 15.0
+"""A crash of slurmctld forgets claims of its last 5 s; a busy machine saves later."""
+REASON = "slurmbridge.dev/reason"
+
+
+@dataclass
+class Causes:
+    """What the run did itself, by the clock of `time.monotonic`."""
+
+    crashes: list[float] = field(default_factory=list)
+    cancelled: set[int] = field(default_factory=set)
+    taken_down: dict[str, float] = field(default_factory=dict)
+    deleted: set[str] = field(default_factory=set)
+
+
+@dataclass
+class PodStory:
+    """What was seen of one bound pod. good, lost: when its claim last ran, and first did not."""
+
+    name: str
+    node: str
+    since: float
+    claims: dict[int, float] = field(default_factory=dict)
+    good: float = 0.0
+    lost: float | None = None
+    taken: float | None = None
+    evicted: bool = False
+
+
+@dataclass
+class Judge:
+    """Watches from `__enter__` to `__exit__`; the counters may be read at any time."""
+
+    checker: Checker
+    causes: Causes
+    interval_s: float = 0.2
+    samples: int = 0
+    unread: int = 0
+    bound: int = 0
+    seen_bound: int = 0
+    double_owned: list[str] = field(default_factory=list)
+    bare: list[str] = field(default_factory=list)
+    wrong_evictions: list[str] = field(default_factory=list)
+    evictions: Counter[str] = field(default_factory=Counter)
+    races: dict[str, float] = field(default_factory=dict)
+    pods: dict[str, PodStory] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="judge", daemon=True)
+        self._told: set[tuple[str, str]] = set()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._end.wait(self.interval_s):
+            try:
+                self.look()
+            except UnreadError:
+                self.unread += 1
+
+    def look(self) -> None:
+        """One sample.
+
+        Raises:
+            UnreadError: one side gave no answer.
+
+        """
+        reading = self.checker.read()
+        now = time.monotonic()
+        before, after = (read_pods(items, lambda n: n) for items in (reading.before, reading.after))
+        sample = judge(before, reading.jobs, after, reading.totals)
+        self.samples += 1
+        self.bound = sample.bound
+        for violation in sample.violations:
+            if violation.kind in OURS:
+                self._tell(violation.kind, violation.subject, violation.text)
+        jobs = {job.id: job for job in reading.jobs}
+        holders = _holders(reading.jobs)
+        steady = set(after)
+        for pod in before:
+            if pod in steady and pod.node in reading.totals:
+                self._follow(pod, jobs, holders, now)
+        raw = {item["metadata"]["uid"]: item for item in reading.after}
+        for uid, story in self.pods.items():
+            item = raw.get(uid)
+            if item is not None and not story.evicted and _is_deleted(item):
+                self._judge_deletion(uid, story, item, now)
+
+    def _follow(
+        self, pod: Pod, jobs: dict[int, Job], holders: dict[tuple[str, int], list[Job]], now: float
+    ) -> None:
+        story = self.pods.get(pod.uid)
+        if story is None:
+            story = self.pods[pod.uid] = PodStory(pod.name, pod.node, now)
+            self.seen_bound += 1
+        job_id = int(pod.claim.partition("/")[0] or 0) if pod.claim.endswith(pod.uid) else 0
+        story.claims.setdefault(job_id, now)
+        job = jobs.get(job_id)
+        if job is not None and job.pod == pod.uid and job.state == "RUNNING":
+            story.good, story.lost = now, None
+        elif story.lost is None:
+            story.lost = now
+        elif now - story.lost > 1 and not self.cause_of_loss(story):
+            state = "not there" if job is None else job.state
+            self._tell("no-claim", pod.name, f"on {pod.node}, job {job_id} is {state}", self.bare)
+        for index in indices(pod.gpus):
+            for other in holders.get((pod.node, index), ()):
+                if other.pod == pod.uid:
+                    continue
+                where = f"{pod.name} on {pod.node}/{index}"
+                if story.lost is not None and self.cause_of_loss(story):
+                    story.taken = story.taken or now
+                    self.races[where] = max(self.races.get(where, 0.0), now - story.taken)
+                else:
+                    self._tell("taken", where, f"job {other.id} {other.state} has it")
+
+    def cause_of_loss(self, story: PodStory) -> str:
+        """What the run did that took a pod's claim away; "" for nothing."""
+        if self.causes.cancelled & story.claims.keys():
+            return "scancel"
+        down = self.causes.taken_down.get(story.node)
+        if down is not None and down >= story.since - YOUNG_S:
+            return "node down"
+        # A crash may be seen before the claim that it forgot: nothing is read while it lasts.
+        begun = (story.since, *story.claims.values())
+        if any(-YOUNG_S < b - crash < 2 * YOUNG_S for crash in self.causes.crashes for b in begun):
+            return "forgotten"
+        return ""
+
+    def _judge_deletion(self, uid: str, story: PodStory, item: dict[str, Any], now: float) -> None:
+        story.evicted = True
+        if uid in self.causes.deleted:
+            return
+        why = item["metadata"].get("annotations", {}).get(REASON, "")
+        cause = self.cause_of_loss(story)
+        self.evictions[cause or "unexplained"] += 1
+        if not cause:
+            lost = "never" if story.lost is None else f"{now - story.lost:.1f} s ago"
+            text = f"{story.name} on {story.node}, claim lost {lost}: {why!r}"
+            self.wrong_evictions.append(text)
+            print(f"[judge] WRONG EVICTION {text}", flush=True)
+
+    def _tell(self, kind: str, subject: str, text: str, into: list[str] | None = None) -> None:
+        if (kind, subject) not in self._told:
+            self._told.add((kind, subject))
+            (self.double_owned if into is None else into).append(f"{kind} {subject}: {text}")
+            print(f"[judge] {kind.upper()} {subject}: {text}", flush=True)
+
+
+def _holders(jobs: list[Job]) -> dict[tuple[str, int], list[Job]]:
+    found: dict[tuple[str, int], list[Job]] = {}
+    for job in jobs:
+        if job.state in HOLDING:
+            for node, (_, held) in job.gpus.items():
+                for index in held:
+                    found.setdefault((node, index), []).append(job)
+    return found
+
+
+def _is_deleted(item: dict[str, Any]) -> bool:
+    return bool(item["metadata"].get("deletionTimestamp")) and CLAIM in item["metadata"].get(
+        "annotations", {}
+    )

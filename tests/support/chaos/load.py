@@ -1,0 +1,157 @@
+"""Load: pods, gangs and native jobs that come and go, thrown in by three threads.
+
+Nothing here waits for anything: what the API server or slurmctld does not take now is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random  # noqa: TID251 - seeded
+import subprocess
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from http.client import HTTPException
+from typing import TYPE_CHECKING, Any, Self
+
+from slurmbridge.pool import keys
+from tests.support.kube_api import KubeError
+from tests.support.kube_objects import pod
+from tests.support.slurm import SlurmError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from tests.support.chaos.judge import Causes
+    from tests.support.cluster import Cluster
+
+PLANNED, REACTIVE = "default", "reactive"
+MOST_PODS = 40
+MOST_JOBS = 14
+LOST = (OSError, HTTPException, KubeError, SlurmError, subprocess.TimeoutExpired)
+"""What a peer that is away answers."""
+
+
+@dataclass
+class Load:
+    """A context manager; `done` counts what was done."""
+
+    cluster: Cluster
+    causes: Causes
+    seed: int
+    done: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._end = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._repeat, args=(work, pause, i), name=work.__name__)
+            for i, (work, pause) in enumerate(
+                ((self.pods, 0.5), (self.gangs, 4.0), (self.native, 0.7))
+            )
+        ]
+        self._number = 0
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _repeat(self, work: Callable[[random.Random], None], pause_s: float, number: int) -> None:
+        luck = random.Random(f"{self.seed}/{number}")
+        while not self._end.wait(pause_s * luck.uniform(0.2, 1.8)):
+            try:
+                work(luck)
+            except LOST:
+                self.done["not taken"] += 1
+
+    def pods(self, luck: random.Random) -> None:
+        """A pod more, or one less."""
+        living = self.living()
+        if len(living) >= MOST_PODS or (living and luck.random() < 0.2):
+            one = luck.choice(living)
+            gang, dash, _ = one["metadata"]["name"].partition("-")
+            for item in living if dash else [one]:
+                # A gang that has lost a member before it began would wait for it for ever.
+                if not dash or item["metadata"]["name"].startswith(f"{gang}-"):
+                    self.delete(item, luck)
+            return
+        self._number += 1
+        runs = luck.choice((3, 6, 10, 15, 40))
+        body = pod(
+            f"p{self._number}",
+            gpus=luck.choice((1, 1, 2, 3, 4)),
+            namespace=luck.choice((PLANNED, REACTIVE)),
+            run_s=runs,
+            stop_s=luck.choice((0.2, 1, 3)),
+        )
+        self.cluster.kube.api.create(body)
+        self.done["pod"] += 1
+
+    def gangs(self, luck: random.Random) -> None:
+        """A gang of pods that start together."""
+        if len(self.living()) >= MOST_PODS:
+            return
+        self._number += 1
+        name, size = f"g{self._number}", luck.choice((2, 3, 4))
+        gpus, runs = luck.choice((1, 2, 4)), luck.choice((4, 8, 12))
+        for rank in range(size):
+            notes = {keys.GROUP: name, keys.GROUP_SIZE: str(size), keys.RANK: str(rank)}
+            self.cluster.kube.api.create(
+                pod(f"{name}-{rank}", gpus=gpus, annotations=notes, run_s=runs)
+            )
+        self.done["gang"] += 1
+
+    def native(self, luck: random.Random) -> None:
+        """A native job more; sometimes one is cancelled by its user."""
+        slurm = self.cluster.slurm
+        own = slurm.run("squeue", "-h", "-u", "nobody", "-o", "%A", timeout_s=5).split()
+        if len(own) >= MOST_JOBS or (own and luck.random() < 0.1):
+            slurm.run("scancel", luck.choice(own), timeout_s=5)
+            self.done["native cancelled"] += 1
+            return
+        gpus = luck.choice((1, 1, 2, 4, 8))
+        slurm.run(
+            *("sbatch", "--parsable", "--output=/dev/null", "--chdir=/", "--mem=100"),
+            *(f"--gres=gpu:{gpus}", f"--wrap=exec sleep {luck.choice((2, 5, 9, 14))}"),
+            user="nobody",
+            timeout_s=5,
+        )
+        self.done["native"] += 1
+
+    def living(self) -> list[dict[str, Any]]:
+        """Pods of the load that have not ended; those that have are cleared away."""
+        living = []
+        for item in self.cluster.kube.api.items("/api/v1/pods"):
+            if item["metadata"]["namespace"] not in (PLANNED, REACTIVE):
+                continue
+            if item["status"].get("phase") in ("Succeeded", "Failed"):
+                self.causes.deleted.add(item["metadata"]["uid"])
+                with contextlib.suppress(*LOST):
+                    self.cluster.kube.api.delete(path_of(item))
+            elif not item["metadata"].get("deletionTimestamp"):
+                living.append(item)
+        return living
+
+    def delete(self, item: dict[str, Any], luck: random.Random) -> None:
+        """Delete a pod, one in eight by force."""
+        self.causes.deleted.add(item["metadata"]["uid"])
+        by_force = luck.random() < 0.125
+        self.cluster.kube.api.delete(path_of(item), grace_s=0 if by_force else None)
+        self.done["pod deleted by force" if by_force else "pod deleted"] += 1
+
+
+def path_of(item: dict[str, Any]) -> str:
+    """Path of a pod."""
+    meta = item["metadata"]
+    return f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
