@@ -46,6 +46,8 @@ from slurmbridge.slurm.text import read_nodes
 LOOK_S: Final = 0.05
 """First pause between two looks at a job that is on its way; doubled up to `MOST_LOOK_S`."""
 MOST_LOOK_S: Final = 0.4
+UNTOLD_S: Final = 1.0
+"""A job of ours runs for so long, and slurmctld does not tell its GPUs: it has none."""
 
 CANCEL_AT_ONCE: Final = 512
 """Job ids a scancel: with filters, each call loads the whole job list."""
@@ -127,10 +129,13 @@ class ClaimTool:
             PeerTimeout: it does not run yet.
             PeerUnavailable: no usable answer, or the job is not there: slurmctld has forgotten it.
             PeerRejected: it has ended, or Slurm made something else of the request; it is ended.
+                22.05 grants in the moment of its start, before the node's slurmd has registered,
+                and such a claim runs with `GRES=gpu:0(IDX:)` for good.
 
         """
         comment = comment or write_comment(request.id, request.ref)
         pause = LOOK_S
+        ready_at: float | None = None
         while True:
             job = await self.job(job_id, ends)
             if job is None or not self.is_named(job, request.id.job_name) or job.comment != comment:
@@ -143,6 +148,14 @@ class ClaimTool:
             is_ready = job.state.base == "RUNNING" and "CONFIGURING" not in job.state.flags
             if is_ready and job.gpus is not None:
                 break
+            if is_ready:
+                now = self.clock.monotonic()
+                ready_at = now if ready_at is None else ready_at
+                if now - ready_at >= UNTOLD_S:
+                    await self.end(request.id.job_name, [job_id], ends)
+                    raise PeerRejected(
+                        PEER, f"job {job_id}", "runs without GPUs", RefusalReason.STARTING
+                    )
             if self.clock.monotonic() + pause > ends:
                 raise PeerTimeout(PEER, f"job {job_id}", f"still {job.state.base} ({job.reason})")
             await self.clock.sleep(pause)

@@ -22,7 +22,7 @@ from slurmbridge.node.podfacts import read_facts
 from slurmbridge.pool import gres, hostlist, nodestate, quantity, slurmtime
 from slurmbridge.pool.claim import read_comment
 from slurmbridge.pool.errors import SlurmBridgeError
-from slurmbridge.pool.group import group_of, size_in
+from slurmbridge.pool.group import group_of, read_group
 from slurmbridge.pool.podspec import read_node, read_pod
 from slurmbridge.pool.policy import Policy, resolve
 from slurmbridge.pool.raw import RawNode, RawPod
@@ -264,9 +264,13 @@ def test_a_node_with_anything_anywhere_is_read_or_refused(path, tree):
 
 
 @FEW
-@given(trees, st.text(max_size=40))
-def test_the_size_of_a_group_is_read_or_refused(tree, where):
-    survive(lambda t: size_in(where, t), tree)
+@given(
+    trees,
+    st.text(max_size=40)
+    | st.sampled_from(["apis/batch/v1/jobs/j", "apis/scheduling.k8s.io/v1/podgroups/p"]),
+)
+def test_the_object_of_a_group_is_read_or_refused(tree, where):
+    survive(lambda t: read_group(where, t), tree)
 
 
 @FEW

@@ -114,6 +114,17 @@ async def test_a_claim_that_a_plugin_of_the_site_has_changed_is_ended(look):
     assert slurm.ran[-1] == "scancel --name=slurmbridge-k1 --user=0 1"
 
 
+async def test_a_claim_that_runs_without_gpus_since_slurmctld_had_just_started_is_ended():
+    """As 22.05 prints it when the node's slurmd had not registered yet."""
+    look = GOOD.replace("GRES=gpu:a100:1(IDX:1)", "GRES=gpu:a100:0(IDX:)")
+    look = look.replace("JOB_GRES=gpu:a100:1", "JOB_GRES=gpu:a100:0")
+    slurm = Slurm(looks=(look.replace("Comment=", "TresPerNode=gres:gpu:1 Comment="),))
+    with pytest.raises(PeerRejected) as refused:
+        await claims(slurm).allocate(REQUEST, 5)
+    assert refused.value.reason == "starting"
+    assert slurm.ran[-1] == "scancel --name=slurmbridge-k1 --user=0 1"
+
+
 async def test_a_claim_that_ended_at_once_is_no_claim():
     slurm = Slurm(looks=(GOOD.replace("JobState=RUNNING", "JobState=PREEMPTED"),))
     with pytest.raises(PeerRejected):
