@@ -235,6 +235,10 @@ def _status(args: argparse.Namespace) -> int:
         rows.append(("error", slurm["error"]))
     if answer["breaker"]["open"]:
         rows.append(("breaker", f"OPEN: {len(answer['breaker']['lost'])} claims lost at once"))
+    for group in answer["groups"]:
+        text = f"{group['pods']} of at most {group['podsMost']} GPUs, Slurm jobs {group['native']}"
+        text += f", of {group['gpus']}" + "".join(f"; OVER: {side}" for side in group["over"])
+        rows.append((f"group {group['name']}", f"pods {text}"))
     if answer["nodeSync"]["drained"]:
         rows.append(("drained", f"by us in Slurm: {', '.join(answer['nodeSync']['drained'][:10])}"))
     if answer["nodeSync"]["held"]:

@@ -20,6 +20,7 @@ from slurmbridge.pool.claim import CLUSTER_RE
 from slurmbridge.pool.errors import ConfigError, ParseError, Problem
 from slurmbridge.pool.hostlist import expand
 from slurmbridge.pool.policy import OPTION_RE, Granularity, Policy
+from slurmbridge.pool.share import NodeGroup, faults
 
 MOST_BYTES: Final = 1 << 20
 """A ConfigMap cannot be larger (1 MiB)."""
@@ -102,12 +103,15 @@ class Pool(_Section, frozen=True):
     slurm_node_label: node label that holds the Slurm name.
     topology_labels: node labels of the levels of the topology, from the root down (zone before
         rack). What Slurm says of its switches or blocks comes before them (docs/topology.md).
+    groups: node groups, and how many of their GPUs each side may have. A node belongs to the first
+        group that names it.
     """
 
     selector: Mapping[str, str] = {}
     names: Mapping[str, str] = {}
     slurm_node_label: str = "slurmbridge.dev/slurm-node"
     topology_labels: tuple[str, ...] = ("topology.kubernetes.io/zone",)
+    groups: tuple[NodeGroup, ...] = ()
 
 
 class Tls(_Section, frozen=True):
@@ -278,6 +282,7 @@ class Config(_Section, frozen=True):
             topology_labels=self.pool.topology_labels,
             names=tuple(sorted(self.pool.names.items())),
             selector=tuple(sorted(self.pool.selector.items())),
+            groups=self.pool.groups,
         )
 
 
@@ -417,6 +422,7 @@ def _check_sense(config: Config) -> list[Problem]:
     # A site without agents says nothing of them, whatever its resource is called.
     if config.node != Node() and policy.resources and config.node.resource not in policy.resources:
         found.append(Problem("$.node.resource", "is not one of policy.resources"))
+    found += [Problem(f"$.pool.groups{path}", text) for path, text in faults(config.pool.groups)]
     for name, wish in config.pool.names.items():
         try:
             expand(wish)

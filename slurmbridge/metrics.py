@@ -14,7 +14,9 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from slurmbridge.core import agents, explain, publish
+from slurmbridge.core.groupcount import GroupCount
 from slurmbridge.core.machine import Machine
+from slurmbridge.core.shares import over
 from slurmbridge.core.state import Phase
 from slurmbridge.pool.ledger import GpuState
 from slurmbridge.pool.noderecord import KINDS
@@ -105,6 +107,7 @@ class PoolCollector(Collector):
             agents.findings(state),
             KINDS,
         )
+        yield from _groups(state.shares.groups.values())
         age = state.age_s if state.snapshot is not None else -1.0
         for name, text, value in (
             ("slurmbridge_nodes", "Nodes of the pool.", len(state.slurm_of)),
@@ -141,6 +144,31 @@ class PoolCollector(Collector):
             gauge = GaugeMetricFamily(name, text)
             gauge.add_metric([], float(value))
             yield gauge
+
+
+def _groups(groups: Iterable[GroupCount]) -> Iterable[GaugeMetricFamily]:
+    gpus = GaugeMetricFamily(
+        "slurmbridge_group_gpus",
+        "GPUs of a node group: all, those of pods and of native jobs, and what pods may hold.",
+        labels=["group", "what"],
+    )
+    side = GaugeMetricFamily(
+        "slurmbridge_group_over",
+        "1 while a side holds more of a node group than it should.",
+        labels=["group", "side"],
+    )
+    for count in groups:
+        name = count.group.name
+        for what, value in (
+            ("all", count.total),
+            ("pods", count.pods),
+            ("native", count.native),
+            ("pods_most", count.most),
+        ):
+            gpus.add_metric([name, what], float(value))
+        for word in ("kubernetes", "slurm"):
+            side.add_metric([name, word], float(word in over(count)))
+    yield from (gpus, side)
 
 
 def _by_label(

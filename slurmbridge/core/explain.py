@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from slurmbridge.core import agents, gang, lift, publish
+from slurmbridge.core import agents, gang, lift, publish, shares
 from slurmbridge.core.state import Entry, Phase, State
 from slurmbridge.pool import keys
 from slurmbridge.pool.gres import format_indices
@@ -48,6 +48,7 @@ def status(state: State) -> dict[str, Any]:
             "error": state.poll_failed,
         },
         "breaker": breaker(state),
+        "groups": shares.told(state),
         "nodeSync": {
             "drained": sorted(state.nodes.ours)[:100],
             "held": sorted(state.nodes.held)[:100],

@@ -12,7 +12,9 @@ stopped: its claims are found in Slurm, the members behind their gates.
 
 from __future__ import annotations
 
-from slurmbridge.core import layout, lift, release, room
+from collections import Counter
+
+from slurmbridge.core import layout, lift, release, room, shares
 from slurmbridge.core.action import Allocate, AnnotatePod, LookGroup, Tell
 from slurmbridge.core.event import GroupLooked, TopologyRead
 from slurmbridge.core.settle import request_for
@@ -22,6 +24,7 @@ from slurmbridge.pool import keys
 from slurmbridge.pool.claim import Ask
 from slurmbridge.pool.hostlist import natural
 from slurmbridge.pool.policy import Refusal, resolve
+from slurmbridge.pool.reason import Reason
 from slurmbridge.pool.record import PodRecord
 
 LOOK_SIZE_S = 5.0
@@ -251,6 +254,11 @@ def _plan(
     laid = layout.lay_out(state, gang, members, missing, asks)
     if isinstance(laid, str):
         return laid
+    gpus_on: Counter[str] = Counter()
+    for uid, node in laid.node_of.items():
+        gpus_on[state.slurm_of.get(node, "")] += asks[uid].gpu.count
+    if text := shares.too_many(state, gpus_on):
+        return f"{Reason.CEILING}: {text}"
     if laid.found is not None:
         gang.level, gang.domain = laid.found.level, laid.found.domain
         gang.shorts = tuple(str(short) for short in laid.found.shorts)

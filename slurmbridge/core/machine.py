@@ -24,6 +24,7 @@ from slurmbridge.core import (
     pods,
     publish,
     release,
+    shares,
     wake,
 )
 from slurmbridge.core import event as ev
@@ -33,7 +34,7 @@ from slurmbridge.core.settings import Settings
 from slurmbridge.core.state import Phase, State, index_jobs, is_live
 from slurmbridge.pool.claim import ClaimId
 from slurmbridge.pool.plan import planned_alone, planned_starts, windows_by_node
-from slurmbridge.pool.record import KubeNode, SlurmJob
+from slurmbridge.pool.record import KubeNode, SlurmJob, SlurmSnapshot
 from slurmbridge.pool.view import View
 
 STORY_LENGTH = 200
@@ -134,9 +135,20 @@ def _on_polled(state: State, event: ev.Polled) -> None:
                 or name in old_alone
             ):
                 state.dirty.add(name)
+    if old is not None and _groups_differ(state, old, new):
+        shares.build(state)
     audit.after_reading(state)
     evict.run(state)
     wake.run(state)
+
+
+def _groups_differ(state: State, old: SlurmSnapshot, new: SlurmSnapshot) -> bool:
+    """Whether nodes of groups may be others, or have other GPUs."""
+    if not state.settings.groups:
+        return False
+    return old.partitions != new.partitions or any(
+        node.gpus != old.nodes[name].gpus for name, node in new.nodes.items() if name in old.nodes
+    )
 
 
 def _live(jobs: Iterable[SlurmJob], ours: dict[int, ClaimId]) -> dict[str, list[SlurmJob]]:
@@ -241,6 +253,7 @@ def _map(state: State) -> None:
                 state.views[kube] = publish.blocked_view(kube, state.problems[kube])
             else:
                 state.views.pop(kube, None)
+    shares.build(state)
 
 
 def _touch_all(state: State) -> None:

@@ -122,6 +122,8 @@ def _silent_s(state: State, kube: KubeNode) -> float:
         silent[kube.name] = float("inf")
         return 0.0
     since, told = silent.get(kube.name), kube.ready_changed or 0.0
+    if told:
+        told += state.now - state.wall  # as our clock, which does not step, would have said
     if since is None:
         since = told or state.now
     elif since < told <= state.now:
@@ -193,4 +195,4 @@ def _show(state: State) -> None:
             return
         left -= 1
         watch.shown[kube_name] = (now_so, state.now)
-        state.out.append(ShowNode(kube_name, *now_so, state.now))
+        state.out.append(ShowNode(kube_name, *now_so, state.wall))

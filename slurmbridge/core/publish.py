@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from slurmbridge.core import agents
+from slurmbridge.core import agents, shares
 from slurmbridge.core.action import AnnotateNode
 from slurmbridge.core.state import State
 from slurmbridge.pool import keys
@@ -35,6 +35,8 @@ def refresh(state: State) -> None:
             jobs = state.jobs_on.get(slurm_node, ())
             claims = {j.id: state.ours[j.id].uid for j in jobs if j.id in state.ours}
             state.ledgers[slurm_node] = build_node(node, jobs, claims, charges.get(slurm_node, ()))
+    for slurm_node in state.dirty | shares.recount(state, state.dirty):
+        node = state.snapshot.nodes.get(slurm_node)
         if kube_name := state.kube_of.get(slurm_node, ""):
             view = _view_of(state, kube_name, slurm_node, node)
             old = state.views.get(kube_name)
@@ -56,6 +58,10 @@ def _view_of(state: State, kube_name: str, slurm_node: str, node: SlurmNode | No
         # Which of them Slurm knows cannot be told, so a pod might get one that it does not.
         blocked = Reason.GPU_COUNT
     total, free = _agree(state, node, kube_node, ledger)
+    room = shares.room(state, slurm_node)
+    if room is not None:
+        free = tuple(GpuCount(g.type, min(g.count, room)) for g in free)
+        blocked = blocked or (Reason.CEILING if room == 0 else "")
     return NodeView(
         kube_node=kube_name,
         slurm_node=slurm_node,

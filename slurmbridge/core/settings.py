@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 from slurmbridge.pool.policy import Policy
+from slurmbridge.pool.share import NodeGroup
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=86400)]
 
@@ -101,3 +102,4 @@ class Settings(msgspec.Struct, frozen=True):
     slurm_node_label: str = ""
     names: tuple[tuple[str, str], ...] = ()
     selector: tuple[tuple[str, str], ...] = ()
+    groups: tuple[NodeGroup, ...] = ()

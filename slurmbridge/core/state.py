@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from slurmbridge.core.action import Action, Reply
 from slurmbridge.core.agents import AgentSeen
+from slurmbridge.core.groupcount import GroupCounts
 from slurmbridge.core.nodewatch import NodeWatch
 from slurmbridge.core.settings import Settings
 from slurmbridge.core.waiting import Waiting
@@ -227,6 +228,7 @@ class State:
     told: dict[tuple[str, str], float] = field(default_factory=dict)
     waiting: Waiting = field(default_factory=Waiting)
     nodes: NodeWatch = field(default_factory=NodeWatch)
+    shares: GroupCounts = field(default_factory=GroupCounts)
     pruned_at: float = 0.0
     out: list[Action] = field(default_factory=list)
 

@@ -112,6 +112,8 @@ def _judge(
     evicting: bool,
 ) -> Codes:
     codes = index.blocked[pick].copy()
+    if evicting:
+        codes[codes == CODES[Reason.CEILING]] = PASSES  # fewer pods are below it again
 
     def refuse(reason: Reason, where: Bools) -> None:
         np.copyto(codes, CODES[reason], where=where & (codes == PASSES))
