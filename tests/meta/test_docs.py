@@ -45,6 +45,15 @@ def code_blocks(text, language=None):
     return [block for lang, block in found if language in (None, lang)]
 
 
+def test_every_test_that_a_page_names_exists():
+    named = [
+        found for text in TEXTS.values() for found in re.findall(r"`([\w/]+\.py)::(\w+)`", text)
+    ]
+    assert len(named) > 80
+    for path, test in named:
+        assert f"def {test}(" in (ROOT / "tests" / path).read_text(), f"{path}::{test}"
+
+
 # Links
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+import tracemalloc
 
 import msgspec
 import pytest
@@ -297,3 +298,25 @@ def test_a_huge_configuration_is_read_or_refused_at_once():
 def test_any_section_of_a_configuration_is_read_or_refused(section, tree):
     whole = {"apiVersion": "slurmbridge.dev/v1", "policy": {"cluster": "c"}, section: tree}
     survive(config.parse, json.dumps(whole).encode())
+
+
+def test_a_listing_of_30_mb_is_read_in_a_few_times_its_size():
+    """900 jobs whose user has written much into them, some of it like fields."""
+    whole = text("22.05.8", "queue")
+    cells = whole.split(MARK)
+    width = len(queue.FIELDS)
+    header, row = MARK.join(cells[:width]), cells[width : 2 * width]
+    noise = "NodeList=gpu001 GRES=gpu:8(IDX:0-7) "
+    rows = []
+    for number in range(900):
+        own = [f"\n{number + 1}", *row[1:]]
+        own[queue.FIELDS.index("Name")] = noise * (33_000 // len(noise))
+        rows.append(MARK.join(own))
+    listing = MARK.join([header, *rows]) + MARK + "\n"
+    assert len(listing) > 28_000_000
+    tracemalloc.start()
+    jobs = queue.read_queue(listing, MARK)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [job.id for job in jobs] == list(range(1, 901))
+    assert most < 4 * len(listing)

@@ -16,6 +16,7 @@ from tests.support.chaos.load import LOST
 from tests.support.fault_proxy import Answer, Cut, Delay, Insert, LoseAnswer, status_body
 from tests.support.keeper import KeeperError
 from tests.support.kube import KubeProblem
+from tests.support.slurm import SlurmError
 
 if TYPE_CHECKING:
     import random  # noqa: TID251 - passed in
@@ -255,6 +256,10 @@ class Faults:
 
         def heal() -> None:
             self.causes.taken_down[node] = time.monotonic()
-            slurm.run(*update, "state=resume", timeout_s=5)
+            # Refused where it has come back by itself, with the registration of its slurmd.
+            slurm.run(*update, "state=resume", check=False, timeout_s=5)
+            state = slurm.run("sinfo", "-h", "-n", node, "-o", "%T", timeout_s=5)
+            if "down" in state or not state:
+                raise SlurmError(f"{node} is still {state}")
 
         self._begin(kind, node, (2, 8), heal)
