@@ -35,6 +35,7 @@ NO_JOBS: Final = "No jobs in the system"
 NO_USER: Final = -1
 """user_id where scontrol gives a name without a number: nobody's."""
 
+MOST_DIGITS: Final = 18
 _HEAD = re.compile(
     r"^JobId=(?P<id>[0-9]{1,10})"
     r"(?: ArrayJobId=[0-9]+ ArrayTaskId=(?P<task>\S+)(?: ArrayTaskThrottle=[0-9]+)?)?"
@@ -178,7 +179,7 @@ def _read_job(head: re.Match[str], record: str, tz: tzinfo) -> SlurmJob:
         )
     held = _held(body)
     waits = held.state.base == "PENDING"
-    num_nodes = int(body.get("NumNodes").partition("-")[0] or 0)
+    num_nodes = body.number("NumNodes")
     comments = _COMMENT.findall(record)
     return SlurmJob(
         id=job_id,
@@ -195,14 +196,14 @@ def _read_job(head: re.Match[str], record: str, tz: tzinfo) -> SlurmJob:
         start=parse_time(body.need("StartTime"), tz),
         end=parse_time(body.need("EndTime"), tz, late=True),
         submitted=parse_time(body.get("SubmitTime"), tz),
-        restarts=int(body.get("Restarts") or 0),
+        restarts=body.number("Restarts"),
         planned_nodes=tuple(expand(body.get("SchedNodeList"))) if waits else (),
         num_nodes=num_nodes,
         gpus_wanted=gpus_wanted(body.asked, num_nodes) if waits else None,
         tasks=count_tasks(head["task"] or "") if waits else 1,
         reservation=_text(_first(r"\sReservation=(\S*)", record)),
         reason=_text(body.get("Reason")),
-        priority=int(body.get("Priority") or 0),
+        priority=body.number("Priority"),
         preempted_at=parse_time(body.get("PreemptTime"), tz),
     )
 
@@ -239,6 +240,13 @@ class _Body:
         if what == "tres-alloc":
             return self.get("ReqTRES") or self.get("TRES")
         return _first(rf"\s{_PER[what]}=(\S*)", self.record)
+
+    def number(self, key: str) -> int:
+        """Give a number, the lower end of a range (`4-8`), 0 where there is none."""
+        text = self.get(key).partition("-")[0]
+        if text and not (text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS):
+            raise ParseError(f"{key}={text}", "not a number")
+        return int(text or 0)
 
     def need(self, key: str) -> str:
         if key not in self._values:

@@ -175,6 +175,8 @@ class Judge:
             return
         why = item["metadata"].get("annotations", {}).get(REASON, "")
         cause = self.cause_of_loss(story)
+        if cause == "forgotten" and story.taken is None:
+            cause = "forgotten, and not seen taken"
         self.evictions[cause or "unexplained"] += 1
         if not cause:
             lost = "never" if story.lost is None else f"{now - story.lost:.1f} s ago"

@@ -45,6 +45,7 @@ class Report:
     """What a run has found. leaked: claims that were left; stuck: pods that were not bound."""
 
     minutes: float
+    seed: int
     operations: Counter[str]
     faults: Counter[str]
     judge: Judge
@@ -64,6 +65,7 @@ class Report:
         judge = self.judge
         return {
             "minutes": round(self.minutes, 1),
+            "seed": self.seed,
             "operations": sum(self.operations.values()) + sum(self.faults.values()),
             "faults": dict(sorted(self.faults.items())),
             "load": dict(sorted(self.operations.items())),
@@ -110,10 +112,11 @@ def run(plan: Plan) -> Report:
         faults = Faults(product, wires, causes, clocks, random.Random(plan.seed))
         with product, Judge(cluster.checker, causes) as judge:
             load = Load(cluster, causes, plan.seed)
-            report = Report(0.0, load.done, faults.done, judge)
+            report = Report(0.0, plan.seed, load.done, faults.done, judge)
+            since = time.monotonic()
             with load:
                 _trouble(plan, faults, report, tell)
-            report.minutes = (time.monotonic() - began) / 60
+            report.minutes = (time.monotonic() - since) / 60
             tell("no more faults and no more load: everything must settle")
             _heal(faults)
             report.stuck = _settle(cluster, tell)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from slurmbridge.pool.plan import (
     PLANNED_ALONE_S,
     plan_start,
@@ -9,9 +11,14 @@ from slurmbridge.pool.plan import (
     planned_starts,
     windows_by_node,
 )
+from slurmbridge.pool.policy import Policy
+from slurmbridge.pool.reason import Reason
 from slurmbridge.pool.record import Reservation
+from slurmbridge.pool.verdict import judge_one
 from slurmbridge.pool.view import Window
 from tests.support.builders import T0, make_job, make_node, plain
+from tests.support.pool_view import NOW, make_ask
+from tests.support.pool_view import make_node as make_view_node
 
 
 def starts_of(*jobs):
@@ -75,3 +82,15 @@ def test_reservations_are_windows_by_node_in_order_of_their_start():
         "n1": (Window("r1", T0 - 10, None), Window("r2", T0 + 100, T0 + 200)),
         "n2": (Window("r1", T0 - 10, None),),
     }
+
+
+@pytest.mark.parametrize(
+    "flag", ["FLEX", "ANY_NODES", "MAGNETIC", "OVERLAP", "IGNORE_JOBS", "REPLACE", "TIME_FLOAT"]
+)
+def test_whatever_the_flags_of_a_reservation_a_pod_outside_ends_before_it(flag):
+    """They say what jobs inside may do, when it starts for them, and which nodes it may swap."""
+    soon = Reservation("r", NOW + 300, NOW + 7200, ("n1",), frozenset({flag}))
+    node = make_view_node("n1", windows=windows_by_node((soon,))["n1"])
+    ask = make_ask(1, minutes=60)
+    assert judge_one(ask, node, Policy("c"), NOW) is Reason.RESERVED
+    assert judge_one(make_ask(1, minutes=4), node, Policy("c"), NOW) is None

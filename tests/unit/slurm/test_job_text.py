@@ -85,6 +85,8 @@ def test_a_cluster_without_jobs_says_so():
         line() + line(),
         line(name="x\nJobId=8 JobName=y"),
         line(nodes="gpu[001-"),
+        line().replace("Restarts=0", "Restarts=0=1"),
+        line().replace("NumNodes=1", "NumNodes=one"),
     ],
 )
 def test_what_is_not_a_whole_listing_is_refused(text):
