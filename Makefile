@@ -39,7 +39,7 @@ test: venv ## all tests on real Slurm and real Kubernetes; those of the node age
 test-unit: venv ## unit, property and contract tests only (about a minute)
 	@$(PYTEST) tests/unit tests/property tests/contract $(ARGS)
 
-test-node: venv ## the node agent on real kubelets with real containers (root); ends with one JSON line
+test-node: venv ## the node agent on real kubelets with real containers (as root; 13 min); ends with one JSON line
 	@$(PYTEST) tests/node $(ARGS)
 
 test-gpu: venv ## discovery, map, idle check and process list against a real NVIDIA driver, where there is one
@@ -81,7 +81,7 @@ bench-planned: venv ## pods per second at 5,000 nodes: stock, reactive, planned 
 bench-pack: venv ## a gang of 64 in 5,000 nodes, packed by arrays and by NetworkX walks
 	@$(BIN)/python -m bench.pack
 
-ci: lint types arch test ## what CI runs
+ci: lint types arch test test-node ## what CI runs
 
 clean: ## remove what was made in the checkout
 	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

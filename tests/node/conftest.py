@@ -1,10 +1,10 @@
 """One pool of real nodes for all tests of the node agent, and the figures that the run ends with."""
 
 import json
-import os
 
 import pytest
 
+from tests.support.node import host_problems
 from tests.support.node_pool import NodePool
 
 FIGURES = {"starts": 0, "samples": 0, "wrong_devices": 0, "overlaps": 0, "min_gap_ms": None}
@@ -49,5 +49,6 @@ def pytest_unconfigure(config):
 
 
 def pytest_configure(config):
-    if os.getuid() != 0:
-        raise pytest.UsageError("tests/node need root: mount namespaces, cgroups, containers")
+    if problems := host_problems():
+        text = "; ".join(problems)
+        raise pytest.UsageError(f"tests/node cannot run here, and are not skipped: {text}")

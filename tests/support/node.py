@@ -83,8 +83,43 @@ CNI = {
 }
 
 
+COMMANDS = ("containerd", "ctr", "runc", "umoci", "skopeo", "nsenter", "unshare")
+
+
 class NodeProblem(RuntimeError):
     """A part of the node failed; the text has the end of its log."""
+
+
+def host_problems() -> list[str]:
+    """Why no real node can run on this machine, one text each; [] when one can."""
+    found = []
+    for command in COMMANDS:
+        if shutil.which(command) is None:
+            found.append(f"{command} is not installed (`make prerequisites`)")
+    if os.getuid() != 0:
+        return [*found, "root is needed, for mount namespaces, cgroups and containers"]
+    argv = ["unshare", "-m", "--propagation", "private", "true"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        found.append(f"no mount namespace can be made: {done.stderr.strip()}")
+    hierarchies = cgroup_hierarchies()
+    if not hierarchies:
+        found.append(f"no cgroup hierarchy is mounted below {CGROUPS}")
+    for hierarchy in hierarchies:
+        probe = hierarchy / f"sbnode-probe-{os.getpid()}"
+        try:
+            probe.mkdir()
+            probe.rmdir()
+        except OSError as error:
+            found.append(f"no cgroup can be made in {hierarchy}: {error.strerror}")
+    return found
+
+
+def cgroup_hierarchies() -> list[Path]:
+    """Every mounted cgroup hierarchy: one with cgroup v2, one a controller with v1."""
+    if (CGROUPS / "cgroup.controllers").exists():
+        return [CGROUPS]
+    return [p for p in CGROUPS.iterdir() if p.is_dir() and not p.is_symlink()]
 
 
 @dataclass
@@ -145,11 +180,8 @@ class RealNode:
             NodeProblem: a part ended, or the node is not Ready in time.
 
         """
-        if os.getuid() != 0:
-            raise NodeProblem("a real node needs root")
-        for command in ("containerd", "ctr", "runc", "umoci", "skopeo", "nsenter", "unshare"):
-            if shutil.which(command) is None:
-                raise NodeProblem(f"{command} is not installed: see tests.support.bootstrap")
+        if problems := host_problems():
+            raise NodeProblem("no real node can run here: " + "; ".join(problems))
         archive = image_archive()
         self.dir = Path(tempfile.mkdtemp(prefix="sbn-"))
         self._keeper = Keeper()
@@ -186,7 +218,7 @@ class RealNode:
             time.sleep(0.05)
             if time.monotonic() > deadline:
                 break
-        for hierarchy in self._hierarchies():
+        for hierarchy in cgroup_hierarchies():
             root = hierarchy / self.cgroup_root.strip("/")
             for folder, _, _ in os.walk(root, topdown=False):
                 with contextlib.suppress(OSError):
@@ -300,7 +332,7 @@ class RealNode:
     def cgroup_pids(self) -> list[int]:
         """Every process of the node's pods."""
         found = set()
-        for hierarchy in self._hierarchies():
+        for hierarchy in cgroup_hierarchies():
             for folder, _, files in os.walk(hierarchy / self.cgroup_root.strip("/")):
                 if "cgroup.procs" in files:
                     with contextlib.suppress(OSError):
@@ -358,14 +390,8 @@ class RealNode:
         }
         (self.dir / "kubelet.json").write_text(json.dumps(config, indent=1))
 
-    def _hierarchies(self) -> list[Path]:
-        """Every mounted cgroup hierarchy: one with cgroup v2, one a controller with v1."""
-        if (CGROUPS / "cgroup.controllers").exists():
-            return [CGROUPS]
-        return [p for p in CGROUPS.iterdir() if p.is_dir() and not p.is_symlink()]
-
     def _make_cgroups(self) -> None:
-        for hierarchy in self._hierarchies():
+        for hierarchy in cgroup_hierarchies():
             folder = hierarchy / self.cgroup_root.strip("/")
             folder.mkdir(exist_ok=True)
             for name in ("cpuset.cpus", "cpuset.mems"):
