@@ -129,8 +129,11 @@ class Bridge:
             on_release_unbound=self._on_release,
             queries=self._on_query,
             clock=self._clock,
-            tls=None if tls is None else Tls(cert=tls.cert, key=tls.key, ca=tls.client_ca),
+            tls=None
+            if tls is None
+            else Tls(tls.cert, tls.key, tls.client_ca, also_ca=config.link.node_ca),
             insecure=config.link.insecure,
+            clients=config.link.clients,
             services=(service.handlers,),
         )
         admin = AdminServer(

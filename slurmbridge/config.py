@@ -133,12 +133,19 @@ class Link(_Section, frozen=True):
     advertise: what followers tell clients as the leader's address; empty: the pod's IP (POD_IP)
         and the port.
     tls: certificates, a must on every address that is not of this host.
+    clients: patterns (`slurmbridge-extender.*`), one of which must match a name in the certificate
+        of whoever asks for views and claims; none: every certificate of tls.clientCa may.
+    node_ca: the authority of the node agents' certificates, where that is another one than
+        tls.clientCa: Kubernetes' own signs the kubelets' (docs/node-agent.md). Needs `clients`,
+        since it signs others' certificates too.
     insecure: plain text over the network all the same, for tests.
     """
 
     listen: str = "127.0.0.1:7443"
     advertise: str = ""
     tls: Tls | None = None
+    clients: tuple[str, ...] = ()
+    node_ca: str = ""
     insecure: bool = False
 
 
@@ -428,6 +435,9 @@ def _check_sense(config: Config) -> list[Problem]:
             expand(wish)
         except ParseError as error:
             found.append(Problem(f"$.pool.names.{name}", f"is not a Slurm node: {error}"))
+    if config.link.node_ca and not (config.link.tls and config.link.clients):
+        text = "needs tls, and clients: whom its authority signs must not ask for claims"
+        found.append(Problem("$.link.nodeCa", text))
     if config.slurm.poll.min_s > config.slurm.poll.max_s:
         found.append(Problem("$.slurm.poll.minS", "is more than maxS"))
     if config.kube.lease.renew_s * 2 >= config.kube.lease.duration_s:

@@ -125,6 +125,11 @@ class PoolCollector(Collector):
             ("slurmbridge_poll_interval_seconds", "Current poll interval.", state.interval_s),
             ("slurmbridge_conflicts", "GPUs that two owners seem to have.", conflicts),
             (
+                "slurmbridge_agents_needed",
+                "1 where nodes take pods only with a live agent.",
+                float(agents.are_needed(state)),
+            ),
+            (
                 "slurmbridge_breaker_open",
                 "1 while mass loss of claims has stopped evictions.",
                 float(state.breaker_since is not None),

@@ -26,11 +26,20 @@ _NAME_KEYS: Final = ("x509_subject_alternative_name", "x509_common_name")
 
 
 class Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Paths of PEM files: our certificate chain and key, and the CA that our peers must be of."""
+    """Paths of PEM files: our certificate chain and key, and the CA that our peers must be of.
+
+    also_ca: another CA that they may be of, "" for none.
+    """
 
     cert: str
     key: str
     ca: str
+    also_ca: str = ""
+
+    @property
+    def authorities(self) -> tuple[str, ...]:
+        """All CAs."""
+        return (self.ca, self.also_ca) if self.also_ca else (self.ca,)
 
 
 class _Pem(NamedTuple):
@@ -40,7 +49,7 @@ class _Pem(NamedTuple):
 
 
 class _Reader:
-    """Reads the three files as one: never a new certificate with an old key."""
+    """Reads all files as one: never a new certificate with an old key."""
 
     def __init__(self, tls: Tls, path: str) -> None:
         self._tls = tls
@@ -63,8 +72,13 @@ class _Reader:
                 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
                 # An empty password: a locked key is an error, not a question on the terminal.
                 context.load_cert_chain(self._tls.cert, self._tls.key, password="")
-                context.load_verify_locations(self._tls.ca)
-                pem = _Pem(*(Path(getattr(self._tls, part)).read_bytes() for part in _Pem._fields))
+                for authority in self._tls.authorities:
+                    context.load_verify_locations(authority)
+                pem = _Pem(
+                    cert=Path(self._tls.cert).read_bytes(),
+                    key=Path(self._tls.key).read_bytes(),
+                    ca=b"\n".join(Path(path).read_bytes() for path in self._tls.authorities),
+                )
             except (OSError, ssl.SSLError, ValueError) as error:
                 if self._signature() != before:
                     continue
@@ -92,7 +106,8 @@ class _Reader:
 
     def _signature(self) -> tuple[Any, ...]:
         try:
-            stats = [Path(getattr(self._tls, part)).stat() for part in _Pem._fields]
+            files = (self._tls.cert, self._tls.key, *self._tls.authorities)
+            stats = [Path(path).stat() for path in files]
         except OSError as error:
             text = f"cannot read {error.filename}: {error.strerror}"
             raise ConfigError([Problem(self._path, text)]) from error

@@ -60,6 +60,11 @@ def test_the_config_map_is_read_by_the_agent(tmp_path):
     config = parse(objects["ConfigMap"]["data"]["config.yaml"].encode())
     assert config.policy.granularity is Granularity.GPU
     assert config.node.resource in config.policy.resources
+    assert config.node.tls is not None
+    spec = objects["DaemonSet"]["spec"]["template"]["spec"]
+    mounts = [m["mountPath"] for m in spec["containers"][0]["volumeMounts"]]
+    for path in (config.node.tls.cert, config.node.tls.key, config.node.tls.client_ca):
+        assert str(Path(path).parent) in mounts
 
 
 def test_the_snippets_for_slurm_are_what_the_code_takes():

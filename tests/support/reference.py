@@ -31,6 +31,9 @@ from slurmbridge.clock import SystemClock
 from slurmbridge.config import NEEDS_RESTART, Config
 from slurmbridge.core.machine import Machine
 from slurmbridge.core.settings import Settings
+from slurmbridge.node.device import DeviceMap, Gpu
+from slurmbridge.node.inventory import Usage
+from slurmbridge.node.metrics import NodeCollector, NodeFigures
 from slurmbridge.pool.policy import Policy
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -242,9 +245,9 @@ def default_text(field: types.Field) -> str:
 # Metrics
 
 METRICS_INTRO = """\
-Both daemons serve Prometheus text on their admin port: the bridge on 8081, each extender on 8082
-(`/metrics`). No label holds a pod or a node, so the number of series does not grow with the
-cluster. What to alarm on: [operations.md](operations.md#alerts).
+All daemons serve Prometheus text on their admin port: the bridge on 8081, each extender and each
+node agent on 8082 (`/metrics`). No label of bridge and extender holds a pod or a node, so the number
+of their series does not grow with the cluster. What to alarm on: [operations.md](operations.md#alerts).
 """
 
 BRIDGE_INTRO = """\
@@ -255,6 +258,13 @@ and `slurmbridge_events_waiting` exist on a replica that does not lead.
 EXTENDER_INTRO = """\
 kube-scheduler has no latency metric per extender, so these are the only ones. A value that is not
 known is absent, never 0.
+"""
+
+
+NODE_INTRO = """\
+Each agent serves the series of its own node on the port of `node.listen`. One GPU has one owner:
+`slurmbridge_node_gpu_owner` joins it by `uuid` to other exporters' series:
+[node-agent.md](node-agent.md#audit-and-metrics). The four series of use exist where NVML tells them.
 """
 
 
@@ -273,6 +283,8 @@ def metrics_page() -> str:
     lines += _metric_table(bridge())
     lines += ["", "## Extender", "", EXTENDER_INTRO]
     lines += _metric_table(of_extender())
+    lines += ["", "## Node agent", "", NODE_INTRO]
+    lines += _metric_table(of_node())
     return "\n".join([*lines, ""])
 
 
@@ -297,6 +309,24 @@ def of_extender() -> list[Metric]:
     )
     own = extender_metrics.Metrics(CollectorRegistry())
     return [*_wrapped(own), *_collected(gauges.collect)]
+
+
+def of_node() -> list[Metric]:
+    """Metrics of the node agent, of a node that has everything."""
+    gpu = Gpu(index=0, uuid="GPU-0", minor=0, path="/dev/nvidia0")
+    figures = NodeFigures(
+        devices=DeviceMap(gpus=(gpu,)),
+        usage={"GPU-0": Usage((), 0, 0, 0, 0)},
+    )
+    return [
+        Metric(
+            family.name + ("_total" if family.type == "counter" else ""),
+            family.type,
+            ", ".join(f"`{name}`" for name in family._labelnames),
+            family.documentation,
+        )
+        for family in NodeCollector(lambda: figures).collect()
+    ]
 
 
 class _NoLink:

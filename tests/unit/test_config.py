@@ -26,6 +26,10 @@ FAULTS = {
         b"policy: {cluster: a}\nlink: {tls: {cert: x}}",
         {"$.link.tls.key": "is required", "$.link.tls.clientCa": "is required"},
     ),
+    "nodes' authority without saying who may ask for claims": (
+        b"policy: {cluster: a}\nlink: {nodeCa: x, tls: {cert: x, key: x, clientCa: x}}",
+        {"$.link.nodeCa": "needs tls, and clients"},
+    ),
     "unknown word": (
         b"policy: {cluster: a, granularity: core}",
         {"$.policy.granularity": "core"},

@@ -3,13 +3,16 @@
 import asyncio
 import random  # noqa: TID251 - jitter
 
+import msgspec
 import pytest
 
 from slurmbridge.clock import SystemClock
+from slurmbridge.link.client import LinkClient
 from slurmbridge.link.message import ClaimGrant
 from slurmbridge.link.node_client import NodeClient
 from slurmbridge.link.node_server import NodeService, speaks_for
 from slurmbridge.link.server import LinkServer
+from slurmbridge.pool.errors import PeerError
 from slurmbridge.pool.noderecord import GpuOwner, NodeGpu, NodeOrders, NodePod, NodeReport
 from tests.support.link import Certificates
 
@@ -26,7 +29,7 @@ REPORT = NodeReport(
 class Bridge:
     """A link server with a node service that notes what it is told."""
 
-    def __init__(self, tls=None):
+    def __init__(self, tls=None, clients=()):
         self.said = []
         self.lost = []
         self.moment = 1
@@ -43,14 +46,18 @@ class Bridge:
             "127.0.0.1:0",
             on_claim=self._none,
             on_release_unbound=self._none,
-            queries=self._none,
+            queries=self._query,
             clock=CLOCK,
             tls=tls,
+            clients=clients,
             services=(self.service.handlers,),
         )
 
     async def _none(self, *_):
         return ClaimGrant(1, "", 1)
+
+    async def _query(self, *_):
+        return b"{}"
 
     async def start(self, *, leads=True, leader=""):
         await self.server.start()
@@ -150,6 +157,42 @@ async def test_a_node_speaks_only_for_itself(tmp_path, name, taken):
         await asyncio.sleep(1.5)
         assert bridge.said == []
         assert not client.connected
+    task.cancel()
+    await bridge.server.stop()
+
+
+async def test_a_kubelets_certificate_reports_for_its_node_and_asks_for_no_claim(tmp_path):
+    ours, kubernetes = Certificates(tmp_path), Certificates(tmp_path / "k", "kube")
+    files = msgspec.structs.replace(
+        ours.issue("bridge", "IP:127.0.0.1", "DNS:bridge"), also_ca=str(kubernetes.ca)
+    )
+    bridge = await Bridge(files, clients=("slurmbridge-extender.*",)).start()
+    kubelet = msgspec.structs.replace(kubernetes.issue("system:node:kube-1"), ca=str(ours.ca))
+    client, _ = agent([bridge.server.address], tls=kubelet, server_name="bridge")
+    task = asyncio.create_task(client.run())
+    client.tell(REPORT, CLOCK.monotonic(), client.acked, now=True)
+    await until(lambda: bridge.said)
+    for tls, allowed in (
+        (kubelet, False),
+        (ours.issue("other", "DNS:other.svc"), False),
+        (ours.issue("extender", "DNS:slurmbridge-extender.slurmbridge.svc"), True),
+    ):
+        asker = LinkClient(
+            [bridge.server.address],
+            clock=CLOCK,
+            rng=random.random,
+            tls=tls,
+            server_name="bridge",
+        )
+        try:
+            answer = await asker.query("status", b"{}", 5.0)
+        except PeerError as error:
+            assert not allowed
+            assert "no name in the certificate is allowed" in str(error)
+        else:
+            assert allowed
+            assert answer == b"{}"
+        await asker.close()
     task.cancel()
     await bridge.server.stop()
 
