@@ -140,6 +140,8 @@ class Carrier:
                 await self._allocate(action)
             case act.Queue():
                 await self._queue(action)
+            case act.QueueGroup():
+                await self._queue_group(action)
             case act.Cover():
                 await self._cover(action)
             case act.LookJob(uid=uid, job_id=job_id):
@@ -235,6 +237,23 @@ class Carrier:
         else:
             _log.info("claim queued", uid=action.uid, pod=action.request.ref, job=job_id)
             self._emit(ev.Queued(action.uid, job_id))
+
+    async def _queue_group(self, action: act.QueueGroup) -> None:
+        request = action.request
+        try:
+            job_id = await self._claims.submit_group(request, self._claim_s)
+        except PeerRejected as error:
+            _log.info("gang not queued", uid=action.uid, gang=request.ref, text=error.text)
+            self._emit(ev.GroupRefused(action.uid, error.reason, error.text))
+        else:
+            _log.info(
+                "gang queued",
+                uid=action.uid,
+                gang=request.ref,
+                job=job_id,
+                members=request.members,
+            )
+            self._emit(ev.GroupQueued(action.uid, job_id))
 
     async def _cover(self, action: act.Cover) -> None:
         request = action.request

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from slurmbridge.pool.claim import ClaimId, ClaimRequest
+from slurmbridge.pool.claim import ClaimId, ClaimRequest, GroupRequest
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -26,6 +26,14 @@ class Queue(Action, frozen=True):
 
     uid: str
     request: ClaimRequest
+    cause: str = ""
+
+
+class QueueGroup(Action, frozen=True):
+    """Put a placeholder for a whole gang into Slurm's queue -> GroupQueued, GroupRefused."""
+
+    uid: str
+    request: GroupRequest
     cause: str = ""
 
 

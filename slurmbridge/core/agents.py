@@ -18,7 +18,7 @@ from slurmbridge.pool.policy import Granularity
 
 if TYPE_CHECKING:
     from slurmbridge.core.state import State
-    from slurmbridge.pool.record import KubeNode
+    from slurmbridge.pool.record import KubeNode, SlurmJob
 
 STATES = ("ready", "closed", "silent", "absent")
 _KINDS = {GpuState.FREE: "free", GpuState.NATIVE: "native", GpuState.CLAIM: "claim"}
@@ -138,6 +138,33 @@ def is_left(state: State, node: str, uid: str, since: int, boot_id: str = "") ->
     if are_needed(state) or (seen is not None and _is_fresh(state, seen)):
         return False
     return None
+
+
+def are_clear(state: State, job: SlurmJob, since: int) -> bool | None:
+    """Whether no pod can be left on the GPUs of a job whose pods are not known.
+
+    Args:
+        state: the state.
+        job: a claim, running.
+        since: `State.moment` at which we had learnt that no pod of it is there.
+
+    Returns:
+        True: the agents of all its nodes say so. False: one sees a pod there, or has to be waited
+        for. None: there are no agents to wait for.
+
+    """
+    if not are_needed(state):
+        return None
+    for name in job.nodes:
+        node = state.kube_of.get(name, name)
+        seen, use = state.agents.get(node), (job.gpus or {}).get(name)
+        if _is_fenced(state, node, ""):
+            continue
+        if seen is None or not _is_fresh(state, seen) or seen.after < since or use is None:
+            return False
+        if any(not p.gpus or set(p.gpus) & set(use.indices or p.gpus) for p in seen.report.pods):
+            return False
+    return True
 
 
 def _is_fenced(state: State, name: str, boot_id: str) -> bool:

@@ -46,7 +46,7 @@ def _check(state: State, entry: Entry, *, may_look: bool) -> bool:
     if not entry.job_id or state.snapshot is None:
         return False
     job = state.snapshot.jobs.get(entry.job_id)
-    if job is not None and state.is_claim_of(job, entry.uid):
+    if job is not None and state.is_claim_of(job, entry.claim_uid):
         if is_running(job):
             _still_running(state, entry, job)
             return False
@@ -60,6 +60,8 @@ def _check(state: State, entry: Entry, *, may_look: bool) -> bool:
 
 def _still_running(state: State, entry: Entry, job: SlurmJob) -> None:
     if entry.phase is Phase.LOST:
+        if evict.goes_with_gang(state, entry):
+            return
         if job.preempted_at is None and fits(entry, job) and not evict.is_on_its_way(state, entry):
             settle.take_job(state, entry, job)
         return
@@ -90,15 +92,15 @@ def _renew(state: State, entry: Entry, job: SlurmJob) -> None:
     if job.end is None or request is None or not request.ask.rolling:
         return
     enough_s = request.ask.minutes * 60 * state.settings.renew_share
-    if job.end - state.wall < enough_s and state.once("renew", entry.uid, RENEW_AGAIN_S):
-        state.out.append(Extend(state.claim_id(entry.uid), entry.job_id, request.ask.minutes))
+    if job.end - state.wall < enough_s and state.once("renew", entry.claim_uid, RENEW_AGAIN_S):
+        state.out.append(Extend(state.claim_id_of(entry), entry.job_id, request.ask.minutes))
 
 
 def on_extended(state: State, event: Extended) -> None:
     """Slurm gave the claim more time."""
-    entry = state.book.get(event.uid)
-    if entry is not None and entry.claim is not None and entry.job_id == event.job_id:
-        entry.claim = msgspec.structs.replace(entry.claim, ends=event.ends)
+    for entry in state.entries_of(event.uid):
+        if entry.claim is not None and entry.job_id == event.job_id:
+            entry.claim = msgspec.structs.replace(entry.claim, ends=event.ends)
 
 
 def _look_again(state: State, entry: Entry) -> bool:
@@ -112,11 +114,13 @@ def _look_again(state: State, entry: Entry) -> bool:
 def on_job_looked(state: State, event: JobLooked) -> None:
     """The second look at a claim that a reading did not show as running."""
     entry = state.book.get(event.uid)
-    if entry is None or entry.job_id != event.job_id or entry.looking is None:
+    if entry is None or entry.job_id != event.job_id:
+        return
+    if entry.looking is None and entry.phase is not Phase.QUEUED:
         return
     entry.looking = None
     job = event.job
-    if job is not None and state.is_claim_of(job, entry.uid):
+    if job is not None and state.is_claim_of(job, entry.claim_uid):
         if is_running(job):
             _still_running(state, entry, job)
         elif job.state.base != "PENDING" or entry.phase is not Phase.QUEUED:

@@ -15,11 +15,13 @@ from slurmbridge.core.evidence import (
     is_outdated,
     live_claims,
     others_on,
+    uid_of_group,
     use_of,
     written_claim,
 )
 from slurmbridge.core.settle import request_for
 from slurmbridge.core.state import Entry, Phase, State, asked_gpus, is_live, is_running
+from slurmbridge.pool.claim import ClaimId
 from slurmbridge.pool.policy import Refusal, honour, resolve
 from slurmbridge.pool.record import GpuUse, PodRecord, SlurmJob
 
@@ -62,9 +64,9 @@ def _take_in_over(state: State, pod: PodRecord) -> None:
 def after_event(state: State) -> None:
     """See to the pods that an event has left without a claim, or out of the book."""
     for uid in state.robbed:
-        entry = state.book.get(uid)
-        if entry is not None and entry.job_id and state.by_job.get(entry.job_id) != uid:
-            forget(state, entry)
+        for entry in state.entries_of(uid):
+            if entry.job_id and state.by_job.get(entry.job_id) != uid:
+                forget(state, entry)
     state.robbed.clear()
     for uid in state.loose:
         _take_in(state, uid)
@@ -96,8 +98,11 @@ def take_in(state: State, pod: PodRecord) -> None:
         stray=written is None,
         why="it was bound without a claim" if written is None else "its claim was missing in Slurm",
     )
+    over = None if written is None else _over(state, pod, written)
+    if over is not None and over.kind == "group":
+        entry.group = over.uid
     state.put(entry)
-    if written is not None and _has_ended(state, pod, written):
+    if written is not None and over is not None:
         # Slurm says that the claim is over: the same as if we had seen it end.
         state.set_job(entry, written.job_id)
         state.move(entry, Phase.BOUND)
@@ -121,15 +126,24 @@ def _written_indices(pod: PodRecord, written: Written | None) -> tuple[int, ...]
     return written.indices if len(written.indices) == pod.gpu.count else None
 
 
-def _has_ended(state: State, pod: PodRecord, written: Written) -> bool:
-    if state.snapshot is None or written.job_id in state.by_job:
-        return False  # the id is a younger claim's
-    job = state.snapshot.jobs.get(written.job_id)
-    return job is not None and state.is_claim_of(job, pod.uid) and not is_live(job)
+def _over(state: State, pod: PodRecord, written: Written) -> ClaimId | None:
+    """The claim that a pod was bound with, if Slurm says that it is over."""
+    job = None if state.snapshot is None else state.snapshot.jobs.get(written.job_id)
+    owner = None if job is None else state.owner_of(job)
+    if job is None or owner is None or is_live(job):
+        return None
+    if state.by_job.get(written.job_id, owner.uid) != owner.uid:
+        return None  # the id is a younger claim's
+    return owner if owner.uid in (pod.uid, uid_of_group(pod)) else None
 
 
 def begin(state: State, entry: Entry, why: str, *, at_once: bool = False) -> None:
-    """Cover a pod: at once, or after a reading has shown that it really has no claim."""
+    """Cover a pod: at once, or after a reading has shown that it really has no claim.
+
+    A member of a gang is covered for itself: its gang's claim is gone as a whole, and each has the
+    right to the GPUs that it uses, whatever becomes of the others.
+    """
+    state.leave_group(entry)
     state.set_job(entry, 0)
     state.move(entry, Phase.COVERING)
     entry.why = why
@@ -292,6 +306,7 @@ def _is_in_our_own_way(state: State, entry: Entry) -> bool:
 def forget(state: State, entry: Entry) -> None:
     """Slurmctld forgot a claim in a crash: cover the pod again before anything else."""
     pod = state.pods.get(entry.uid)
+    state.leave_group(entry)
     if entry.phase is Phase.LINGERING:
         state.set_job(entry, 0)
         ask_for(state, entry)

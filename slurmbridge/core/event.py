@@ -139,6 +139,21 @@ class Queued(Event, frozen=True):
     job_id: int
 
 
+class GroupQueued(Event, frozen=True):
+    """A placeholder for a gang stands in Slurm's queue. uid: of the gang's claim."""
+
+    uid: str
+    job_id: int
+
+
+class GroupRefused(Event, frozen=True):
+    """Slurm does not take a gang's placeholder: nothing was queued."""
+
+    uid: str
+    reason: str
+    text: str
+
+
 class JobLooked(Event, frozen=True):
     """A targeted read of a job was answered; None: Slurm has no such job."""
 
@@ -205,7 +220,8 @@ class Evicted(Event, frozen=True):
 class ActionFailed(Event, frozen=True):
     """An action got no clear answer; the machine will try again by itself.
 
-    what: name of the action (`End`, `Extend`, `LookJob`, `LookPod`, `Evict`, `Cover`, `Lift`).
+    what: name of the action (`End`, `Extend`, `LookJob`, `LookPod`, `Evict`, `Cover`, `Lift`,
+    `QueueGroup`).
     """
 
     what: str

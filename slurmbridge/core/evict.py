@@ -22,12 +22,35 @@ def lose(state: State, entry: Entry, pod: PodRecord, why: str) -> None:
 
     Not at once: the losses that one reading brings to light come in one by one, and only together
     do they show whether the breaker has to open.
+
+    The members of a gang go together: what is left of it could do nothing but wait for the others.
     """
-    entry.why = why
+    _lose_one(state, entry, pod, why)
+    if pod.group is None or entry.stray:
+        return
+    for mate in list(state.book.values()):
+        other = state.pods.get(mate.uid)
+        if other is None or other.group is None or other.group.key != pod.group.key:
+            continue
+        if mate.phase is Phase.BOUND:
+            _lose_one(state, mate, other, f"its gang is ended, since {pod.name} lost its claim")
+            mate.with_gang = entry.uid
+
+
+def _lose_one(state: State, entry: Entry, pod: PodRecord, why: str) -> None:
+    entry.why, entry.with_gang = why, ""
     state.move(entry, Phase.LOST)
     note = {keys.REASON: f"claim lost: {why}"}
     state.out.append(AnnotatePod(pod.uid, pod.namespace, pod.name, note))
     state.out.append(Tell(pod.namespace, pod.name, pod.uid, "ClaimLost", why, warning=True))
+
+
+def goes_with_gang(state: State, entry: Entry) -> bool:
+    """Whether a pod has to go since another member of its gang has to, or has gone."""
+    if not entry.with_gang:
+        return False
+    first = state.book.get(entry.with_gang)
+    return first is None or first.phase is not Phase.BOUND
 
 
 def lose_stray(state: State, entry: Entry, pod: PodRecord, why: str) -> None:
@@ -44,7 +67,7 @@ def lose_stray(state: State, entry: Entry, pod: PodRecord, why: str) -> None:
 
 def unlose(state: State, entry: Entry, pod: PodRecord) -> None:
     """It was not so: take the reason off the pod again."""
-    entry.why, entry.evicted_at = "", None
+    entry.why, entry.with_gang, entry.evicted_at = "", "", None
     if keys.REASON in pod.annotations:
         state.out.append(AnnotatePod(pod.uid, pod.namespace, pod.name, {keys.REASON: None}))
 
@@ -55,7 +78,7 @@ def run(state: State) -> None:
         (e for e in state.book.values() if e.phase is Phase.LOST and _has_to_go(state, e)),
         key=lambda e: e.since,
     )
-    state.evictions = [t for t in state.evictions if state.now - t < WINDOW_S]
+    state.evictions = [(t, c) for t, c in state.evictions if state.now - t < WINDOW_S]
     _watch_breaker(state, lost)
     if state.breaker_since is not None:
         return
@@ -63,7 +86,7 @@ def run(state: State) -> None:
         if entry.evicted_at is None:
             if len(state.evictions) >= state.settings.eviction.per_minute:
                 continue
-            state.evictions.append(state.now)
+            state.evictions.append((state.now, _loss(state, entry)))
         elif is_on_its_way(state, entry):
             continue
         pod = state.pods[entry.uid]
@@ -90,23 +113,29 @@ def _watch_breaker(state: State, lost: list[Entry]) -> None:
     """Open when too many have lost their claims, or may have; close when all was settled.
 
     Those count that are to be evicted, that were within the last minute, and whose claims a reading
-    did not show, until a second look has told.
+    did not show, until a second look has told. A gang that goes as a whole is one loss.
     """
-    doubted = sum(
-        1
+    doubted = {
+        _loss(state, e)
         for e in state.book.values()
         if (e.phase is Phase.BOUND and e.suspect) or (e.phase is Phase.COVERING and not e.stray)
-    )
-    to_go = sum(1 for e in lost if e.evicted_at is None)
+    }
+    to_go = {_loss(state, e) for e in lost if e.evicted_at is None}
     if state.breaker_since is not None:
         if not to_go and not doubted:
             state.breaker_since = None
         return
     budget = state.settings.eviction
-    bound = sum(1 for e in state.book.values() if e.phase in _ON_NODE)
-    missing = to_go + doubted + len(state.evictions)
+    bound = len({e.claim_uid for e in state.book.values() if e.phase in _ON_NODE})
+    missing = len(to_go | doubted | {loss for _, loss in state.evictions})
     if missing > max(budget.at_least, budget.share * bound) and not _is_confirmed(state):
         state.breaker_since = state.now
+
+
+def _loss(state: State, entry: Entry) -> str:
+    """Which loss a pod goes for: that of its claim, or of the member that takes it along."""
+    first = state.book.get(entry.with_gang)
+    return entry.with_gang or entry.claim_uid if first is None else first.claim_uid
 
 
 _ON_NODE = (Phase.BOUND, Phase.LOST, Phase.COVERING)

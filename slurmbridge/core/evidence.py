@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from slurmbridge.core.state import Entry, Phase, State, is_live, is_running
 from slurmbridge.pool import keys
-from slurmbridge.pool.claim import Claim
+from slurmbridge.pool.claim import Claim, group_uid
 from slurmbridge.pool.errors import ParseError
 from slurmbridge.pool.gres import parse_indices
 from slurmbridge.pool.record import GpuUse, PodRecord, SlurmJob
@@ -31,6 +31,11 @@ def written_claim(pod: PodRecord) -> Written | None:
     return Written(int(job_id), indices)
 
 
+def uid_of_group(pod: PodRecord) -> str:
+    """UID of the claim that the pod's gang may have; "" for a single pod."""
+    return "" if pod.group is None else group_uid(pod.group.key)
+
+
 def live_claims(state: State, uid: str) -> list[SlurmJob]:
     """The pod's claims in the last reading that nobody has ended, running ones first, by id."""
     jobs = [j for j in state.live.get(uid, ()) if j.id not in state.ending]
@@ -42,9 +47,22 @@ def use_of(job: SlurmJob, slurm_node: str) -> GpuUse | None:
     return None if job.gpus is None else job.gpus.get(slurm_node)
 
 
+def share_of(entry: Entry, job: SlurmJob) -> GpuUse | None:
+    """What of a job is a pod's: all that it holds on the node, or the pod's share of its gang's.
+
+    None: not known, nothing, or not what the pod was given.
+    """
+    use = use_of(job, entry.slurm_node)
+    if use is None or not entry.group:
+        return use
+    if use.indices is None or entry.gpus.indices is None:
+        return entry.gpus if use.total >= entry.gpus.total else None
+    return entry.gpus if set(entry.gpus.indices) <= set(use.indices) else None
+
+
 def fits(entry: Entry, job: SlurmJob) -> bool:
     """Whether a job covers exactly the GPUs that are charged to a pod."""
-    use = use_of(job, entry.slurm_node)
+    use = share_of(entry, job)
     if use is None or not is_running(job):
         return False
     if entry.gpus.indices is None or use.indices is None:
@@ -55,8 +73,8 @@ def fits(entry: Entry, job: SlurmJob) -> bool:
 def is_outdated(state: State, claim: Claim) -> bool:
     """Whether what we know from after a grant contradicts it: slurmctld has forgotten it since."""
     uid = claim.id.uid
-    other = state.book.get(state.by_job.get(claim.job_id, uid))
-    if other is not None and other.uid != uid and other.sure_at > claim.granted:
+    owner = state.by_job.get(claim.job_id, uid)
+    if owner != uid and any(e.sure_at > claim.granted for e in state.entries_of(owner)):
         return True
     if state.snapshot is None or state.snapshot.began <= claim.granted:
         return False

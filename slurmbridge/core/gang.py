@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from slurmbridge.core import layout, lift, release, room, shares
+from slurmbridge.core import layout, lift, release, room, share, shares, ticket, wish
 from slurmbridge.core.action import Allocate, AnnotatePod, LookGroup, Tell
 from slurmbridge.core.event import GroupLooked, TopologyRead
 from slurmbridge.core.settle import request_for
 from slurmbridge.core.state import Entry, Phase, State, asked_gpus
 from slurmbridge.core.waiting import GangState, Pause
 from slurmbridge.pool import keys
-from slurmbridge.pool.claim import Ask
+from slurmbridge.pool.claim import Ask, group_uid
 from slurmbridge.pool.hostlist import natural
 from slurmbridge.pool.policy import Refusal, resolve
 from slurmbridge.pool.reason import Reason
@@ -41,7 +41,7 @@ def join(state: State, pod: PodRecord) -> None:
     key = pod.group.key
     gang = state.waiting.gangs.get(key)
     if gang is None:
-        gang = state.waiting.gangs[key] = GangState(key, since=state.now)
+        gang = state.waiting.gangs[key] = GangState(key, since=state.now, uid=group_uid(key))
     begun = any((p := state.pods.get(uid)) is not None and p.node for uid in gang.members)
     if pod.group.size_from is not None and begun and pod.uid not in gang.members:
         # A member that is replaced, or one of a second group whose object has the same name.
@@ -84,9 +84,12 @@ def tick(state: State) -> None:
     for gang in waiting.gangs.values():
         pause = gang.pause
         over = pause is not None and pause.until <= state.now < pause.until + 2.0
+        full = (gang.complete_at or float("inf")) + state.settings.group_queue_s
+        over = over or full <= state.now < full + 2.0
         if over or (gang.text and state.now - gang.text_since > LOOK_AGAIN_S):
             waiting.gangs_due.add(gang.key)
         _tell(state, gang)
+    ticket.tick(state)
 
 
 def on_looked(state: State, event: GroupLooked) -> None:
@@ -124,6 +127,7 @@ def settle(state: State, gang: GangState) -> None:
     """Look at a gang as it is, and do what comes next."""
     members = _members(state, gang)
     if not members:
+        ticket.give_up(state, gang.uid, "its pods are gone")
         return
     waits = [p for p in members if not p.node]
     entries = [e for p in waits if (e := state.book.get(p.uid)) is not None]
@@ -141,22 +145,76 @@ def settle(state: State, gang: GangState) -> None:
     if not complete:
         if not started:
             _give_back(state, held)
+            ticket.incomplete(state, gang)
         return
     missing = [p for p in members if not p.node and p.uid not in state.book]
+    if missing and not _has_turn(state, gang, missing, begun=started):
+        return
+    missing = [p for p in missing if p.uid not in state.book]
     if not missing:
-        _let_go(state, gang, held)
+        ticket.give_up(state, gang.uid, "its gang has other claims")
+        _let_go(state, gang, [e for p in members if (e := _held(state, p)) is not None])
         return
     if gang.pause is not None and state.now < gang.pause.until:
+        return
+    may_queue = not started and not held
+    if may_queue and wish.must_queue(state, missing):
+        _queue(state, gang, missing, "slurm: is to wait in Slurm's queue, which cannot hold it")
         return
     plan = _plan(state, gang, members, missing)
     if isinstance(plan, str):
         _wait(state, gang, plan)
         if not started:
             _give_back(state, held)
+        waited = 0.0 if gang.complete_at is None else state.now - gang.complete_at
+        if may_queue and waited >= state.settings.group_queue_s:
+            _queue(state, gang, missing, plan)
         return
     gang.attempts += 1
     for pod, (kube_node, ask) in plan.items():
         _start(state, state.pods[pod], kube_node, ask)
+
+
+def _held(state: State, pod: PodRecord) -> Entry | None:
+    entry = state.book.get(pod.uid)
+    return entry if entry is not None and entry.phase is Phase.HELD else None
+
+
+def _has_turn(state: State, gang: GangState, missing: list[PodRecord], *, begun: bool) -> bool:
+    """Whether members without a claim may be looked at now.
+
+    Those that can be given a share of the gang's claim are given it here.
+    """
+    if gang.cancelled:
+        _wait(state, gang, f"slurm: {gang.cancelled}")
+        return False
+    place = ticket.complete(state, gang)
+    job = ticket.claim_of_gang(state, gang, begun=begun)
+    if job is None and begun:
+        ticket.give_up(state, gang.uid, "its gang has begun")
+        return True
+    if job is None:
+        if place is not None:
+            _wait(state, gang, ticket.text(place))
+        return place is None
+    left = share.lay(state, gang.uid, job, missing)
+    if left and not begun:
+        for pod in missing:
+            if (entry := state.book.get(pod.uid)) is not None:
+                state.drop(entry)
+        ticket.refuse(state, gang, job, f"{left[0].name} cannot use what Slurm has given")
+        return False
+    state.waiting.tickets.pop(gang.uid, None)
+    return True
+
+
+def _queue(state: State, gang: GangState, members: list[PodRecord], why: str) -> None:
+    """Ask for a place in Slurm's queue, where the gang can be said in one job and may have one."""
+    request = wish.request_of(state, gang, members)
+    if request is None:
+        _wait(state, gang, why)
+    else:
+        ticket.submit(state, gang, request)
 
 
 def _has_begun(state: State, pod: PodRecord) -> bool:
@@ -260,9 +318,7 @@ def _plan(
     if text := shares.too_many(state, gpus_on):
         return f"{Reason.CEILING}: {text}"
     if laid.found is not None:
-        gang.level, gang.domain = laid.found.level, laid.found.domain
-        gang.shorts = tuple(str(short) for short in laid.found.shorts)
-        gang.spread = dict(laid.found.spread)
+        share.note_place(gang, laid.found)
     return {uid: (node, asks[uid]) for uid, node in laid.node_of.items()}
 
 
@@ -363,6 +419,7 @@ def explain(state: State, pod: PodRecord) -> dict[str, object] | None:
         "size": gang.size,
         "withoutGpus": len(state.waiting.others.get(gang.key, ())),
         "waits": gang.text or None,
+        "slurmJob": ticket.explain(state, gang),
         "attempts": gang.attempts,
         "level": gang.level or None,
         "domain": gang.domain or None,

@@ -25,6 +25,7 @@ from slurmbridge.core import (
     publish,
     release,
     shares,
+    ticket,
     wake,
 )
 from slurmbridge.core import event as ev
@@ -86,6 +87,11 @@ class Machine:
         return out
 
     @property
+    def queued_jobs(self) -> dict[int, str]:
+        """Jobs that wait in Slurm's queue: a look at one is a `JobLooked` with the UID given."""
+        return ticket.queued_jobs(self.state)
+
+    @property
     def view_is_due(self) -> bool:
         """Whether others should be given a new view."""
         publish.refresh(self.state)
@@ -117,7 +123,8 @@ def _on_polled(state: State, event: ev.Polled) -> None:
     old_alone = state.alone
     state.jobs_on = index_jobs(new.jobs.values())
     state.ours = {j.id: owner for j in new.jobs.values() if (owner := state.owner_of(j))}
-    state.live = _live(new.jobs.values(), state.ours)
+    state.live = _live(new.jobs.values(), state.ours, "pod")
+    state.live_groups = _live(new.jobs.values(), state.ours, "group")
     state.starts = planned_starts(new.jobs.values())
     state.alone = planned_alone(new.nodes.values(), state.starts, state.alone, state.now)
     state.windows = windows_by_node(new.reservations)
@@ -151,12 +158,14 @@ def _groups_differ(state: State, old: SlurmSnapshot, new: SlurmSnapshot) -> bool
     )
 
 
-def _live(jobs: Iterable[SlurmJob], ours: dict[int, ClaimId]) -> dict[str, list[SlurmJob]]:
-    """The claims of pods that have not ended. What else is ours is not understood, and left."""
+def _live(
+    jobs: Iterable[SlurmJob], ours: dict[int, ClaimId], kind: str
+) -> dict[str, list[SlurmJob]]:
+    """The claims of pods, or of gangs, that have not ended."""
     found: dict[str, list[SlurmJob]] = {}
     for job in jobs:
         owner = ours.get(job.id)
-        if owner is not None and owner.kind == "pod" and is_live(job):
+        if owner is not None and owner.kind == kind and is_live(job):
             found.setdefault(owner.uid, []).append(job)
     return found
 
@@ -170,6 +179,11 @@ def _on_allocate_refused(state: State, event: ev.AllocateRefused) -> None:
     if entry is not None and entry.phase in (Phase.ASKING, Phase.DOUBT):
         planned.on_refused(state, entry, event.reason)
     grant.on_allocate_refused(state, event)
+
+
+def _on_job_looked(state: State, event: ev.JobLooked) -> None:
+    if not ticket.on_looked(state, event):
+        audit.on_job_looked(state, event)
 
 
 def _on_pods_listed(state: State, event: ev.PodsListed) -> None:
@@ -313,7 +327,9 @@ _HANDLERS: dict[type[ev.Event], Callable[[State, Any], None]] = {
     ev.AllocateRefused: _on_allocate_refused,
     ev.AllocateUnknown: grant.on_allocate_unknown,
     ev.Queued: grant.on_queued,
-    ev.JobLooked: audit.on_job_looked,
+    ev.JobLooked: _on_job_looked,
+    ev.GroupQueued: ticket.on_queued,
+    ev.GroupRefused: ticket.on_refused,
     ev.Covered: cover.on_covered,
     ev.CoverRefused: cover.on_cover_refused,
     ev.Ended: release.on_ended,

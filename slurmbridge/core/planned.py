@@ -32,6 +32,8 @@ MOST_EXCLUDED = 3
 """Nodes that kube-scheduler could not use before the pod is left to the reactive way."""
 SETTLED_S, TELL_AGAIN_S, MOST_TOLD = 4.0, 30.0, 25
 """A reason is told after it has held so long, a new one so much later, to so many pods a tick."""
+UNSEEN_AGAIN_S = 2.0
+"""A pod that was refused since an extender did not know of its claim yet is woken this often."""
 REPLAN_S = 15.0
 """A pod that was replanned is not bound within this: kube-scheduler cannot use that node either."""
 ABOUT_ASK = frozenset(
@@ -76,9 +78,12 @@ def tick(state: State) -> None:
             and pod.waiting_on_us
             and not pod.gates
             and not entry.promised
-            and state.now - entry.since > REPLAN_S
+            and entry.lift_at is None
         ):
-            _cannot_use(state, entry)
+            if pod.claim_unseen and state.once("unseen", uid, UNSEEN_AGAIN_S):
+                lift.lift(state, entry, pod)
+            elif not pod.claim_unseen and state.now - entry.since > REPLAN_S:
+                _cannot_use(state, entry)
     gang.tick(state)
     if not waiting.buckets:
         after_event(state)
@@ -109,7 +114,9 @@ def on_pod(state: State, pod: PodRecord, known: PodRecord | None) -> None:
     if entry.phase is not Phase.HELD or not entry.planned or pod.gates:
         return
     was_told = known is not None and known.waiting_on_us
-    if pod.waiting_on_us and not was_told and not entry.promised and entry.lift_at is None:
+    if not pod.waiting_on_us or was_told or entry.promised or entry.lift_at is not None:
+        return
+    if not pod.claim_unseen:  # else an extender has not had the view with the claim: `tick` wakes
         _cannot_use(state, entry)
 
 

@@ -49,17 +49,25 @@ def end_claim(state: State, claim: Claim, why: str) -> None:
 
 def end_job(state: State, uid: str, job: SlurmJob, why: str) -> None:
     """Give back a claim that a reading shows."""
-    end(state, state.claim_id(uid), job.id, why, job.nodes[0] if job.nodes else "")
+    claim_id = state.ours.get(job.id, state.claim_id(uid))
+    if claim_id.uid == uid:
+        end(state, claim_id, job.id, why, job.nodes[0] if job.nodes else "")
 
 
 def end_entry(state: State, entry: Entry, why: str) -> None:
-    """The pod needs its claim no more: give it back, and forget the pod."""
+    """The pod needs its claim no more: give it back, and forget the pod.
+
+    A gang's claim is given back when the last of its members needs it no more: until then the share
+    of one that has ended stays in the gang's hands, for a member that replaces it.
+    """
     if entry.phase is Phase.ASKING:
         return  # the answer is still to come: `grant` ends it then
-    job_id = entry.job_id
+    job_id, claim_id, is_group = entry.job_id, state.claim_id_of(entry), bool(entry.group)
     state.drop(entry)
+    if is_group and any(e.job_id == job_id for e in state.entries_of(claim_id.uid)):
+        return
     if job_id:
-        end(state, state.claim_id(entry.uid), job_id, why, entry.slurm_node, entry.gpus)
+        end(state, claim_id, job_id, why, entry.slurm_node, entry.gpus)
 
 
 def on_ended(state: State, event: Ended) -> None:
@@ -94,6 +102,9 @@ def settle_endings(state: State) -> None:
 
 def _may_be_new(state: State, ending: Ending) -> bool:
     """Whether the pod is being given another claim, which may have got the same id."""
+    if ending.claim_id.kind == "group":
+        ticket = state.waiting.tickets.get(ending.claim_id.uid)
+        return ticket is not None and not ticket.job_id
     entry = state.book.get(ending.claim_id.uid)
     return entry is not None and entry.phase in (Phase.ASKING, Phase.DOUBT, Phase.COVERING)
 

@@ -74,6 +74,7 @@ class Settings(msgspec.Struct, frozen=True):
     renew_share: a rolling claim is renewed when less than this share of its minutes is left.
     group_s: a group that is not complete after this is told so. climb_s: a preferred topology wish
     holds for this long. topology_labels: node labels of the levels, root first.
+    group_queue_s: a gang that does not fit is put into Slurm's queue after this.
     planned_at_once: so many claims of the planned way are asked of Slurm at a time.
     agents_required: with granularity gpu a node takes pods, and gives claims back, only by its
     agent's word.
@@ -97,6 +98,7 @@ class Settings(msgspec.Struct, frozen=True):
     planned_at_once: int = 32
     agents_required: bool = False
     group_s: float = 300.0
+    group_queue_s: float = 2.0
     climb_s: float = 120.0
     topology_labels: tuple[str, ...] = ("topology.kubernetes.io/zone",)
     slurm_node_label: str = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from slurmbridge.core import answer, evict, lift, release
 from slurmbridge.core.action import AnnotatePod
-from slurmbridge.core.evidence import live_claims, use_of, written_claim
+from slurmbridge.core.evidence import live_claims, share_of, use_of, written_claim
 from slurmbridge.core.state import Entry, Phase, State
 from slurmbridge.pool import keys
 from slurmbridge.pool.claim import Ask, Claim, ClaimRequest
@@ -46,7 +46,7 @@ def take(state: State, entry: Entry, claim: Claim) -> None:
 
 def take_job(state: State, entry: Entry, job: SlurmJob) -> None:
     """As `take`, of a claim that a reading shows."""
-    use = use_of(job, entry.slurm_node)
+    use = share_of(entry, job)
     if use is None:
         return
     entry.boot = state.boot
@@ -54,7 +54,7 @@ def take_job(state: State, entry: Entry, job: SlurmJob) -> None:
         state,
         entry,
         Claim(
-            id=state.claim_id(entry.uid),
+            id=state.claim_id_of(entry),
             job_id=job.id,
             slurm_node=entry.slurm_node,
             gpus=use,

@@ -73,6 +73,9 @@ class Entry:
     since then.
     left_at: `State.moment` at which we learnt that the pod is over or gone. boot_id: of its node at
     that moment.
+    group: UID of the gang's claim that the pod lives in, "" for a claim of its own. `gpus` is then
+    the pod's share of it on its node. with_gang: UID of the member whose loss takes this pod along,
+    though its own claim may be well.
     """
 
     uid: str
@@ -107,6 +110,13 @@ class Entry:
     lift_at: float | None = None
     left_at: int = 0
     boot_id: str = ""
+    group: str = ""
+    with_gang: str = ""
+
+    @property
+    def claim_uid(self) -> str:
+        """Whose the claim is, by its identity in Slurm: the pod's, or its gang's."""
+        return self.group or self.uid
 
     def move(self, phase: Phase, now: float) -> None:
         """Go to another phase."""
@@ -171,13 +181,15 @@ class Woken(NamedTuple):
 class State:
     """Everything that the core knows.
 
-    book: by pod UID; by_node: the same entries by Slurm node; by_job: job id -> pod UID of the
-    book. ending: claims that are to end, by job id. orphans: by job id and pod UID. live: claims of
-    ours in the last reading that hold or wait for something and are not completing, by pod UID.
-    ours: all of them, by job id. several: Kubernetes nodes that are several Slurm nodes. loose:
-    pods that may have to be in the book and are not. robbed: pods whose job id turned out to be a
-    younger claim's. moment: number of the event that is being handled, > 0. agents: by Kubernetes
-    node name.
+    book: by pod UID; by_node: the same entries by Slurm node; by_job: job id -> UID of the claim (a
+    pod's, or a gang's); sharing: UID of a gang's claim -> UIDs of the pods in the book that live in
+    it. ending: claims that are to end, by job id. orphans: by job id and UID. live: claims of pods
+    in the last reading that hold or wait for something and are not completing, by pod UID;
+    live_groups: those of gangs, by their UIDs. ours: all of them, by job id. several: Kubernetes
+    nodes that are several Slurm nodes. loose: pods that may have to be in the book and are not.
+    robbed: UIDs of claims whose job id turned out to be a younger claim's. evictions: when, and for
+    the loss of which claim (its UID). moment: number of the event that is being handled, > 0.
+    agents: by Kubernetes node name.
     """
 
     settings: Settings
@@ -198,11 +210,13 @@ class State:
     book: dict[str, Entry] = field(default_factory=dict)
     by_node: dict[str, dict[str, Entry]] = field(default_factory=dict)
     by_job: dict[int, str] = field(default_factory=dict)
+    sharing: dict[str, set[str]] = field(default_factory=dict)
     ending: dict[int, Ending] = field(default_factory=dict)
     orphans: dict[tuple[int, str], Orphan] = field(default_factory=dict)
     jobs_on: dict[str, list[SlurmJob]] = field(default_factory=dict)
     ours: dict[int, ClaimId] = field(default_factory=dict)
     live: dict[str, list[SlurmJob]] = field(default_factory=dict)
+    live_groups: dict[str, list[SlurmJob]] = field(default_factory=dict)
     kube_of: dict[str, str] = field(default_factory=dict)
     slurm_of: dict[str, str] = field(default_factory=dict)
     several: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -219,7 +233,7 @@ class State:
     view_changed: bool = True
     index: ViewIndex | None = None
     generation: int = 0
-    evictions: list[float] = field(default_factory=list)
+    evictions: list[tuple[float, str]] = field(default_factory=list)
     breaker_since: float | None = None
     breaker_confirmed: float | None = None
     woken: dict[str, Woken] = field(default_factory=dict)
@@ -261,6 +275,18 @@ class State:
         """The identity of a pod's claim."""
         return ClaimId(self.settings.policy.cluster, uid)
 
+    def claim_id_of(self, entry: Entry) -> ClaimId:
+        """The identity of the claim that a pod lives in."""
+        kind = "group" if entry.group else "pod"
+        return ClaimId(self.settings.policy.cluster, entry.claim_uid, kind)
+
+    def entries_of(self, claim_uid: str) -> list[Entry]:
+        """Who lives in a claim: the pod that it was made for, or the members of the gang."""
+        entry = self.book.get(claim_uid)
+        if entry is not None and not entry.group:
+            return [entry]
+        return [self.book[uid] for uid in sorted(self.sharing.get(claim_uid, ()))]
+
     def touch(self, slurm_node: str) -> None:
         """Mark a node for a new ledger and view."""
         if slurm_node:
@@ -271,9 +297,9 @@ class State:
         return claim_of(job, self.settings.policy.cluster, self.settings.owner_uid)
 
     def is_claim_of(self, job: SlurmJob | None, uid: str) -> bool:
-        """Whether a job is a claim of that pod."""
+        """Whether a job is the claim with that UID (`Entry.claim_uid`)."""
         owner = None if job is None else self.owner_of(job)
-        return owner is not None and owner.kind == "pod" and owner.uid == uid
+        return owner is not None and owner.uid == uid
 
     def once(self, what: str, about: str, every_s: float) -> bool:
         """True at most once in `every_s`."""
@@ -289,11 +315,14 @@ class State:
             self.drop(old)
         self.waiting.remove(entry.uid)
         self.book[entry.uid] = entry
+        if entry.group:
+            self.sharing.setdefault(entry.group, set()).add(entry.uid)
         self.by_node.setdefault(entry.slurm_node, {})[entry.uid] = entry
         self.set_job(entry, entry.job_id)
 
     def drop(self, entry: Entry) -> None:
         """Take an entry out of the book. Nobody who waits for it is left without an answer."""
+        self.leave_group(entry)
         self.book.pop(entry.uid, None)
         self.loose.add(entry.uid)
         if entry.planned or entry.uid in self.waiting.lifted:
@@ -302,8 +331,7 @@ class State:
         on_node.pop(entry.uid, None)
         if not on_node:
             self.by_node.pop(entry.slurm_node, None)
-        if self.by_job.get(entry.job_id) == entry.uid:
-            del self.by_job[entry.job_id]
+        self._forget_job(entry)
         for op in entry.waiters:
             text = "the pod's state changed meanwhile"
             self.out.append(Reply(op, reason="unavailable", text=text, unavailable=True))
@@ -315,17 +343,35 @@ class State:
     def set_job(self, entry: Entry, job_id: int) -> None:
         """Change which job is a pod's claim; 0: none.
 
-        Where another pod's claim had this id, slurmctld has forgotten that claim.
+        Where another claim had this id, slurmctld has forgotten that claim.
         """
-        if self.by_job.get(entry.job_id) == entry.uid:
-            del self.by_job[entry.job_id]
+        self._forget_job(entry)
         entry.job_id = job_id
         if job_id:
-            other = self.by_job.get(job_id, entry.uid)
-            if other != entry.uid:
+            other = self.by_job.get(job_id, entry.claim_uid)
+            if other != entry.claim_uid:
                 self.robbed.add(other)
-            self.by_job[job_id] = entry.uid
+            self.by_job[job_id] = entry.claim_uid
         self.settle_view(entry)
+
+    def _forget_job(self, entry: Entry) -> None:
+        """The pod has this job no more; others of its gang may have it still."""
+        if self.by_job.get(entry.job_id) == entry.claim_uid and not any(
+            other is not entry and other.job_id == entry.job_id
+            for other in self.entries_of(entry.claim_uid)
+        ):
+            del self.by_job[entry.job_id]
+
+    def leave_group(self, entry: Entry) -> None:
+        """The pod lives in its gang's claim no more: from now on it is one for itself."""
+        if not entry.group:
+            return
+        self.set_job(entry, 0)
+        members = self.sharing[entry.group]
+        members.discard(entry.uid)
+        if not members:
+            del self.sharing[entry.group]
+        entry.group = ""
 
     def move(self, entry: Entry, phase: Phase) -> None:
         """Put an entry of the book into another phase."""
@@ -347,7 +393,7 @@ class State:
         for name in nodes:
             for entry in self.by_node.get(name, {}).values():
                 if entry.gpus.total or entry.is_uncovered:
-                    charge = Charge(entry.uid, entry.gpus, entry.job_id, entry.is_uncovered)
+                    charge = Charge(entry.claim_uid, entry.gpus, entry.job_id, entry.is_uncovered)
                     found.setdefault(name, []).append(charge)
         for ending in self.ending.values():
             charge = Charge(ending.claim_id.uid, ending.gpus, ending.job_id)

@@ -6,7 +6,7 @@ slurmctld that has restarted with an older state.
 
 from __future__ import annotations
 
-from slurmbridge.core import agents, cover, release, settle
+from slurmbridge.core import agents, cover, release, settle, ticket
 from slurmbridge.core.action import LookPod
 from slurmbridge.core.evidence import live_claims, others_on, use_of, written_claim
 from slurmbridge.core.settle import request_for
@@ -32,6 +32,7 @@ def run(state: State) -> None:
             _look_at(state, uid)
         else:
             later.append(uid)
+    ticket.after_reading(state)
     cover.take_in_all(state)
     for uid in later:
         _look_at(state, uid)
@@ -67,6 +68,11 @@ def _settle_doubts(state: State) -> None:
 
 def _end_extras(state: State, entry: Entry, jobs: list[SlurmJob]) -> None:
     """One claim per pod: the others go, once it is certain which is the one."""
+    if entry.group:
+        if entry.phase in (Phase.HELD, Phase.BOUND) and not entry.suspect:
+            for job in jobs:
+                release.end_job(state, entry.uid, job, "the pod lives in its gang's claim")
+        return
     if entry.phase is not Phase.LOST and all(job.id != entry.job_id for job in jobs):
         return  # its own is not shown: `audit` looks into that first
     for job in jobs:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from slurmbridge.pool.claim import Ask
-from slurmbridge.pool.record import PodRecord
+from slurmbridge.pool.record import PodRecord, SlurmJob
 from slurmbridge.topology.graph import Topology
 
 
@@ -45,11 +45,40 @@ class Bucket:
     untold: dict[str, None] = field(default_factory=dict)
 
 
+class Adopted(NamedTuple):
+    """A claim of a gang that was found running. moment: `State.moment` when it was."""
+
+    since: float
+    moment: int
+
+
 class Pause(NamedTuple):
     """Not before `until`; the next one is twice as long."""
 
     until: float
     length: float
+
+
+@dataclass(slots=True)
+class Ticket:
+    """The place of a gang in Slurm's queue: one job for all members, perhaps only asked for yet.
+
+    uid: of the gang's claim. ref: `namespace/name` of the gang. job_id 0: asked for since `since`,
+    not answered yet. reason, starts: what Slurm said last of why it waits and when it will start.
+    running: the job as it was seen to run. missing_at: when a look last found no such job.
+    left_at: since when the gang is not complete any more.
+    """
+
+    uid: str
+    ref: str
+    since: float
+    job_id: int = 0
+    boot: float = 0.0
+    reason: str = ""
+    starts: float | None = None
+    running: SlurmJob | None = None
+    missing_at: float | None = None
+    left_at: float | None = None
 
 
 @dataclass(slots=True)
@@ -63,10 +92,13 @@ class GangState:
     text: what it waits for. level, domain, spread, shorts: of its place, how many domains of the
     levels below are used, and why it is not lower.
     told: members that were told the text. seats: the node that was last meant for each rank.
+    uid: of its claim, where it has one for all. cancelled: who has ended its place in Slurm's queue
+    ("" while nobody has): its pods are to go.
     """
 
     key: str
     since: float
+    uid: str
     members: set[str] = field(default_factory=set)
     size: int | None = None
     made: float | None = None
@@ -83,6 +115,7 @@ class GangState:
     told: str = ""
     attempts: int = 0
     seats: dict[str, str] = field(default_factory=dict)
+    cancelled: str = ""
 
 
 @dataclass(slots=True)
@@ -99,7 +132,9 @@ class Waiting:
     the better; it outlives the bucket, so that pods that come one by one share it. topology: as
     compiled of `topology_of`; topology_text: what Slurm says of it. asking: pods with an
     allocation under way. grew: some node has more room than when the buckets were looked at.
-    nodes_after, asks_after: what Slurm has refused, not asked for again before.
+    nodes_after, asks_after: what Slurm has refused, not asked for again before. tickets: places in
+    Slurm's queue by UID of the gang's claim. adopted: claims of gangs that were found running, with
+    the time since when they are known.
     """
 
     buckets: dict[Like, Bucket] = field(default_factory=dict)
@@ -118,6 +153,8 @@ class Waiting:
     gang_of: dict[str, str] = field(default_factory=dict)
     gangs_due: set[str] = field(default_factory=set)
     others: dict[str, set[str]] = field(default_factory=dict)
+    tickets: dict[str, Ticket] = field(default_factory=dict)
+    adopted: dict[str, Adopted] = field(default_factory=dict)
     topology: Topology | None = None
     topology_of: object = None
     topology_text: str = ""

@@ -8,6 +8,7 @@ forgotten claim to a stranger's job after a crash.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from functools import lru_cache
 from typing import Final
@@ -43,6 +44,22 @@ class ClaimId(msgspec.Struct, frozen=True):
     def job_name(self) -> str:
         """The Slurm job name of all claims of this cluster."""
         return f"slurmbridge-{self.cluster}"
+
+
+@lru_cache(maxsize=16_384)
+def group_uid(key: str) -> str:
+    """The UID of a gang's claim: a gang has no object of its own, so it is made of its key.
+
+    Args:
+        key: `Group.key`: kind, namespace, name, and the UID of what made the group.
+
+    """
+    return "g-" + hashlib.sha256(key.encode()).hexdigest()[:32]
+
+
+def group_ref(namespace: str, name: str) -> str:
+    """`namespace/name` of a gang for a comment: whatever the name has that a comment must not."""
+    return f"{namespace}/{re.sub(r'[^A-Za-z0-9_.-]', '_', name)[:200] or '_'}"
 
 
 def write_comment(claim_id: ClaimId, ref: str) -> str:
@@ -145,6 +162,23 @@ class ClaimRequest(msgspec.Struct, frozen=True):
     ref: str
     slurm_node: str
     ask: Ask
+
+
+class GroupRequest(msgspec.Struct, frozen=True):
+    """One claim for a whole gang: `members` times what `ask` says, on nodes that Slurm chooses.
+
+    ask: of one member; all ask for the same. exclude: Slurm nodes that it must not get, as a host
+    list. switches: at most so many leaf switches, waited for so long (`1@2:00`, sbatch --switches).
+    constraint: alternatives of node features of which all nodes must have one (`[rackA|rackB]`).
+    """
+
+    id: ClaimId
+    ref: str
+    ask: Ask
+    members: int
+    exclude: str = ""
+    switches: str = ""
+    constraint: str = ""
 
 
 class Claim(msgspec.Struct, frozen=True):

@@ -39,6 +39,7 @@ from slurmbridge.pool.raw import (
     RawResources,
     unix_time,
 )
+from slurmbridge.pool.reason import Reason
 from slurmbridge.pool.record import GpuRequest, KubeNode, PodRecord
 
 DEFAULT_GRACE_S: Final = 30
@@ -108,6 +109,7 @@ def read_pod(
         created=unix_time(meta.creation_timestamp) or 0.0,
         deleting_since=deleting,
         waiting_on_us=_is_unschedulable(status.conditions or ()),
+        claim_unseen=_is_unschedulable(status.conditions or (), Reason.NO_PLAN.text),
         resource_version=meta.resource_version,
         nominated=status.nominated_node_name or "",
         is_static=MIRROR_KEY in annotations,
@@ -255,10 +257,16 @@ def _is_extended(name: str) -> bool:
     return bool(slash) and not domain.endswith("kubernetes.io")
 
 
-def _is_unschedulable(conditions: Iterable[RawCondition]) -> bool:
-    """Whether kube-scheduler has tried and refused the pod (a gated pod it has not tried)."""
+def _is_unschedulable(conditions: Iterable[RawCondition], why: str = "") -> bool:
+    """Whether kube-scheduler has tried and refused the pod (a gated pod it has not tried).
+
+    why: also for this reason.
+    """
     return any(
-        c.type == "PodScheduled" and c.status == "False" and c.reason == "Unschedulable"
+        c.type == "PodScheduled"
+        and c.status == "False"
+        and c.reason == "Unschedulable"
+        and why in (c.message or "")
         for c in conditions
     )
 

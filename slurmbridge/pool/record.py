@@ -245,7 +245,8 @@ class PodRecord(msgspec.Struct, frozen=True):
     phase: Pending, Running, Succeeded, Failed, Unknown. fault: why its GPU request cannot be
     read ("" when it can): such a pod gets a verdict, never a claim.
     gpu: None when it asks for no pool GPU. cpus is in whole Slurm CPUs rounded up.
-    annotations: only keys with our prefix. waiting_on_us: kube-scheduler has said unschedulable.
+    annotations: only keys with our prefix. waiting_on_us: kube-scheduler has said unschedulable;
+    claim_unseen: since an extender did not know yet of a claim for the pod.
     deleting_since: when its deletion was asked for. nominated: status.nominatedNodeName.
     is_static: the API copy of a kubelet's static pod: it cannot be evicted.
     selector: spec.nodeSelector, sorted. group: which pods it starts together with. bound_at: when
@@ -272,6 +273,7 @@ class PodRecord(msgspec.Struct, frozen=True):
     created: float = 0.0
     deleting_since: float | None = None
     waiting_on_us: bool = False
+    claim_unseen: bool = False
     resource_version: str = ""
     nominated: str = ""
     is_static: bool = False

@@ -96,6 +96,11 @@ def parse_time(
     return _relative(text, tz, late, now)
 
 
+def iso(seconds: float) -> str:
+    """`2026-11-30T18:00:00Z`: a time for people, to the second, in UTC."""
+    return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def parse_duration(text: str) -> int | None:
     """Read a duration: `7-00:00:00`, `1:00:00`, `5:00` (minutes, seconds), `30` (minutes), `1-12`.
 

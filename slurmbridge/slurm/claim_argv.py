@@ -11,7 +11,13 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from slurmbridge.pool.claim import TOP_PRIORITY, ClaimRequest, write_comment
+from slurmbridge.pool.claim import (
+    TOP_PRIORITY,
+    Ask,
+    ClaimRequest,
+    GroupRequest,
+    write_comment,
+)
 from slurmbridge.pool.errors import ParseError
 from slurmbridge.pool.policy import OPTION_RE
 
@@ -23,6 +29,19 @@ MAX_CPUS: Final = 65_536
 MAX_MEMORY_MIB: Final = 1 << 30
 MAX_MINUTES: Final = 527_040
 MAX_GPUS: Final = 1024
+MAX_MEMBERS: Final = 10_000
+_SBATCH: Final = (
+    "sbatch",
+    "--parsable",
+    "--no-requeue",
+    "--export=ALL",
+    "--input=/dev/null",
+    "--output=/dev/null",
+    "--error=/dev/null",
+)
+_HOSTS_RE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.,\[\]-]{0,100000}")
+_SWITCHES_RE: Final = re.compile(r"\d{1,4}(@\d{1,6}:\d{2})?")
+_FEATURES_RE: Final = re.compile(r"\[[A-Za-z0-9_.|-]{1,4000}\]")
 _GRES_TYPE_RE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _GRANTED_RE: Final = re.compile(r"^salloc: Granted job allocation (\d{1,10})\b", re.MULTILINE)
 _SUBMITTED_RE: Final = re.compile(r"^(\d{1,10})(?:;\S+)?$", re.MULTILINE)
@@ -52,16 +71,39 @@ def placeholder_argv(request: ClaimRequest, comment: str = "") -> list[str]:
         ParseError: a value is not fit to be an option's value.
 
     """
-    return [
-        "sbatch",
-        "--parsable",
-        "--no-requeue",
-        "--export=ALL",
-        "--input=/dev/null",
-        "--output=/dev/null",
-        "--error=/dev/null",
-        *_options(request, comment),
+    return [*_SBATCH, *_options(request, comment)]
+
+
+def group_argv(request: GroupRequest) -> list[str]:
+    """A queued claim for a whole gang, at the priority that Slurm gives it; script as above.
+
+    A task for each member, with its CPUs, GPUs and memory: Slurm lays tasks on nodes as it finds
+    room, so a node may get the GPUs of one member or of several (tried on 22.05.8:
+    `--ntasks=7 --gpus-per-task=2` on nodes with 5 free GPUs each gave 4+4+4+2). Memory by GPU,
+    since `--mem` would be the same on every node.
+
+    Raises:
+        ParseError: a value is not fit to be an option's value.
+
+    """
+    ask = request.ask
+    gpus = _number("gpus", ask.gpu.count, 1, MAX_GPUS)
+    memory = _number("memory", max(1, -(-ask.memory_mib // gpus)), 1, MAX_MEMORY_MIB)
+    options = [
+        f"--job-name={_name('job name', request.id.job_name)}",
+        f"--comment={write_comment(request.id, request.ref)}",
+        f"--ntasks={_number('members', request.members, 1, MAX_MEMBERS)}",
+        f"--cpus-per-task={_number('cpus', max(1, ask.cpus), 1, MAX_CPUS)}",
+        f"--gpus-per-task={_gres_type(ask.gpu.type)}{gpus}",
+        f"--mem-per-gpu={memory}M",
     ]
+    if request.exclude:
+        options.append(f"--exclude={_text('exclude', request.exclude, _HOSTS_RE)}")
+    if request.switches:
+        options.append(f"--switches={_text('switches', request.switches, _SWITCHES_RE)}")
+    if request.constraint:
+        options.append(f"--constraint={_text('constraint', request.constraint, _FEATURES_RE)}")
+    return [*_SBATCH, *options, *_common(ask)]
 
 
 def cancel_argv(job_name: str, owner_uid: int, job_ids: Sequence[int]) -> list[str]:
@@ -123,10 +165,17 @@ def _options(request: ClaimRequest, comment: str) -> list[str]:
         f"--cpus-per-task={cpus}",
         f"--mem={memory}M",
         f"--gres=gpu:{_gres_type(ask.gpu.type)}{gpus}",
+        f"--priority={TOP_PRIORITY}",
+    ]
+    return options + _common(ask)
+
+
+def _common(ask: Ask) -> list[str]:
+    """What claims of pods and of gangs have in common."""
+    options = [
         # The kubelet picks the pod's cores: that cores near a GPU are taken must refuse nothing.
         "--gres-flags=disable-binding",
         f"--time={_number('minutes', ask.minutes, 1, MAX_MINUTES)}",
-        f"--priority={TOP_PRIORITY}",
         "--chdir=/",
     ]
     options += [
@@ -150,6 +199,12 @@ def _gres_type(text: str) -> str:
     if not _GRES_TYPE_RE.fullmatch(text):
         raise ParseError(text, "GPU type is not a Slurm GRES type")
     return f"{text}:"
+
+
+def _text(what: str, value: str, form: re.Pattern[str]) -> str:
+    if not form.fullmatch(value):
+        raise ParseError(value, f"{what} is not of Slurm's form")
+    return value
 
 
 def _name(what: str, value: str) -> str:

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from slurmbridge.clock import Clock
-from slurmbridge.pool.claim import Claim, ClaimRequest, filler_of, write_comment
+from slurmbridge.pool.claim import Claim, ClaimRequest, GroupRequest, filler_of, write_comment
 from slurmbridge.pool.errors import (
     ClaimUncertain,
     ParseError,
@@ -32,6 +32,7 @@ from slurmbridge.slurm.claim_argv import (
     cancel_argv,
     comment_argv,
     granted_id,
+    group_argv,
     limit_argv,
     placeholder_argv,
     submitted_id,
@@ -105,8 +106,15 @@ class ClaimTool:
             ClaimUncertain: it may have been queued.
 
         """
-        op = f"sbatch on {request.slurm_node}"
-        argv = placeholder_argv(request, comment)
+        return await self._sbatch(
+            placeholder_argv(request, comment), f"sbatch on {request.slurm_node}", ends
+        )
+
+    async def submit_group(self, request: GroupRequest, ends: float) -> int:
+        """Queue a claim for a whole gang; its job id. Errors as for `submit`."""
+        return await self._sbatch(group_argv(request), f"sbatch of {request.ref}", ends)
+
+    async def _sbatch(self, argv: list[str], op: str, ends: float) -> int:
         try:
             result = await self._command.run(
                 argv, timeout_s=self._left(ends), stdin=PLACEHOLDER_SCRIPT

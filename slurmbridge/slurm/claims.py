@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from slurmbridge.clock import Clock
-from slurmbridge.pool.claim import Claim, ClaimId, ClaimRequest, claim_of
+from slurmbridge.pool.claim import Claim, ClaimId, ClaimRequest, GroupRequest, claim_of
 from slurmbridge.pool.errors import ClaimUncertain, PeerRejected, PeerTimeout, PeerUnavailable
 from slurmbridge.pool.record import SlurmJob
 from slurmbridge.slurm.claim_argv import MAX_MINUTES
@@ -97,6 +97,20 @@ class SlurmClaims:
 
         """
         return await self._tool.submit(request, self._ends(deadline_s))
+
+    async def submit_group(self, request: GroupRequest, deadline_s: float) -> int:
+        """Queue a claim for a whole gang at its own priority; its job id.
+
+        Raises:
+            PeerRejected, ClaimUncertain, ParseError: as for `submit_placeholder`.
+
+        """
+        return await self._tool.submit_group(request, self._ends(deadline_s))
+
+    async def look(self, job_ids: Sequence[int], deadline_s: float) -> dict[int, SlurmJob | None]:
+        """Some jobs by id, with their GPUs, without listing any others; None: there is none."""
+        found = {job.id: job for job in await self._tool.jobs(job_ids, self._ends(deadline_s))}
+        return {job_id: found.get(job_id) for job_id in job_ids}
 
     async def cover(
         self, request: ClaimRequest, indices: tuple[int, ...] | None, deadline_s: float

@@ -120,6 +120,20 @@ def test_what_kube_scheduler_cannot_use_is_given_back_and_another_node_claimed()
     assert keys.WAKE in lifted.annotations
 
 
+def test_a_pod_that_an_extender_refused_before_it_knew_the_claim_is_woken_and_keeps_it():
+    story = Story("n1", "n2").start()
+    pod = gated()
+    story.see(pod)
+    node = story.entry(pod).slurm_node
+    story.grant(pod, 7, node, "0")
+    story.handle(ev.Lifted("uid-a"))
+    story.see(pod.but(gates=(), nominated=node))
+    assert none(story.see(pod.refused().but(claim_unseen=True)), act.End)
+    woken = only(story.pass_time(3), act.Lift)
+    assert (woken.kube_node, woken.gate) == (node, "")
+    assert keys.WAKE in woken.annotations
+
+
 def test_after_three_nodes_that_cannot_be_used_the_pod_is_left_to_the_reactive_way():
     story = Story("n1", "n2", "n3", "n4").start()
     pod = gated()

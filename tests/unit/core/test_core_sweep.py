@@ -235,9 +235,6 @@ FOREIGN = {
     "a claim of another Kubernetes cluster on the same Slurm": lambda p: make_claim_job(
         10, p, "n1", "0-1"
     ).but(name="slurmbridge-red", comment=write_comment(ClaimId("red", "uid-a"), "default/a")),
-    "a group's claim, which this version does not know": lambda p: make_claim_job(
-        10, p, "n1", "0-1"
-    ).but(comment=write_comment(ClaimId("blue", "uid-g", "group"), "default/g")),
     "a job of ours by another name": lambda p: make_job(10).on("n1", "0-1").but(user_id=OWNER),
 }
 

@@ -244,6 +244,13 @@ def test_only_a_pod_that_was_tried_and_refused_waits_on_us(
     assert read({"status": {"conditions": [condition]}}).waiting_on_us is expected
 
 
+def test_a_refusal_by_an_extender_that_does_not_know_the_claim_yet_is_told_apart() -> None:
+    message = "0/2 nodes are available: 1 cordoned, 1 slurmbridge: the pod waits for its claim."
+    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    assert read({"status": {"conditions": [refused | {"message": message}]}}).claim_unseen
+    assert not read({"status": {"conditions": [refused | {"message": "1 cordoned"}]}}).claim_unseen
+
+
 @pytest.mark.parametrize("text", ["yesterday", "2026-11-30T15:00:00", ""])
 def test_a_time_that_cannot_be_read_is_no_time(text: str) -> None:
     record = read({"metadata": {"creationTimestamp": text, "deletionTimestamp": text}})

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmbridge.pool.claim import TOP_PRIORITY, Ask, ClaimId, ClaimRequest
+from slurmbridge.pool.claim import TOP_PRIORITY, Ask, ClaimId, ClaimRequest, GroupRequest
 from slurmbridge.pool.errors import ParseError
 from slurmbridge.pool.record import GpuRequest
 from slurmbridge.slurm.claim_argv import (
@@ -11,6 +11,7 @@ from slurmbridge.slurm.claim_argv import (
     cancel_argv,
     comment_argv,
     granted_id,
+    group_argv,
     limit_argv,
     placeholder_argv,
     submitted_id,
@@ -37,9 +38,9 @@ def test_an_immediate_claim_asks_for_all_that_the_pod_needs_on_one_node():
         "--cpus-per-task=4",
         "--mem=8000M",
         "--gres=gpu:a100:2",
+        f"--priority={TOP_PRIORITY}",
         "--gres-flags=disable-binding",
         "--time=90",
-        f"--priority={TOP_PRIORITY}",
         "--chdir=/",
         "--partition=claims",
         "--account=ml",
@@ -127,6 +128,51 @@ def test_no_text_from_a_pod_becomes_an_option_of_its_own(ask, uid, ref, node):
     names = [element.partition("=")[0] for element in argv[3:]]
     assert len(names) == len(set(names))
     assert not any(char in element for element in argv for char in "\n\0;|&$`'\"\\*?<>()[]{},")
+
+
+GANG = GroupRequest(
+    ClaimId("prod-1", "g-7", "group"),
+    "team/train",
+    msgspec.structs.replace(ASK, partition="main", qos="high"),
+    members=5,
+    exclude="gpu[001-003],x1",
+    switches="1@2:00",
+    constraint="[rackA|rackB]",
+)
+
+
+def test_a_gang_is_one_job_with_a_task_for_each_member_and_waits_at_its_own_priority():
+    argv = group_argv(GANG)
+    assert argv[0] == "sbatch"
+    assert {
+        "--ntasks=5",
+        "--cpus-per-task=4",
+        "--gpus-per-task=a100:2",
+        "--mem-per-gpu=4000M",
+        "--time=90",
+        "--partition=main",
+        "--qos=high",
+        "--exclude=gpu[001-003],x1",
+        "--switches=1@2:00",
+        "--constraint=[rackA|rackB]",
+        "--comment=slurmbridge/1 cluster=prod-1 group=g-7 ref=team/train",
+    } <= set(argv)
+    assert not [option for option in argv if option.startswith(("--priority", "--nodelist"))]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"members": 0},
+        {"exclude": "a b"},
+        {"exclude": "-x"},
+        {"switches": "1@2:00 --x"},
+        {"constraint": "rackA"},
+    ],
+)
+def test_a_gang_with_a_value_that_is_no_option_is_refused(fields):
+    with pytest.raises(ParseError):
+        group_argv(msgspec.structs.replace(GANG, **fields))
 
 
 def test_cancelling_names_the_job_and_its_owner():

@@ -1,0 +1,169 @@
+"""One claim, many pods: each member of a gang has its share of the GPUs on its node.
+
+Slurm says which GPUs of each node the job holds; who of the gang gets which of them is decided
+here, once, before the gates come off, and is written on each pod with its Binding. From then on
+what the pods say is believed, so that a restart changes no share.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from slurmbridge.core import publish, settle
+from slurmbridge.core.evidence import live_claims, others_on, written_claim
+from slurmbridge.core.places import topology
+from slurmbridge.core.settle import request_for
+from slurmbridge.core.state import Entry, Phase, State, asked_gpus
+from slurmbridge.core.waiting import GangState
+from slurmbridge.pool.policy import Refusal, honour, resolve
+from slurmbridge.pool.record import GpuUse, PodRecord, SlurmJob
+from slurmbridge.topology.gang import Gang, Placement
+from slurmbridge.topology.pack import pack
+
+UNKNOWN_PROMISES = 2
+"""Askers of another leader's days may still bind with an adopted share; how many is not known."""
+
+
+def lay(state: State, uid: str, job: SlurmJob, pods: list[PodRecord]) -> list[PodRecord]:
+    """Give members their shares of a running claim; those that there is none for are returned.
+
+    Args:
+        state: the state.
+        uid: of the gang's claim.
+        job: it; running, with its GPUs.
+        pods: members without a share, in rank order.
+
+    """
+    spare = _spare(state, uid, job)
+    left = []
+    for pod, row in zip(pods, _nodes_for(state, uid, spare, pods), strict=True):
+        share = None
+        for name in row:
+            share = _take(state, uid, job, pod, name, spare)
+            if share is not None:
+                break
+        if share is None:
+            left.append(pod)
+    return left
+
+
+def adopt(state: State, uid: str, job: SlurmJob, pods: list[PodRecord]) -> None:
+    """After a restart: members that are bound, or may be any moment, are found in their shares."""
+    for pod in pods:
+        if pod.uid in state.book or pod.uid not in state.pods:
+            continue
+        written = written_claim(pod)
+        slurm_node = state.slurm_of.get(pod.node, "")
+        if pod.node and written is not None and written.job_id == job.id and slurm_node:
+            gpus = GpuUse(asked_gpus(pod).counts, written.indices)
+            _settle_in(state, uid, job, pod, slurm_node, gpus)
+    spare = _spare(state, uid, job)
+    for pod in pods:
+        name = state.slurm_of.get(pod.nominated, "")
+        is_open = not pod.node and not pod.gates and pod.deleting_since is None
+        if pod.uid in state.book or live_claims(state, pod.uid):
+            continue
+        if is_open and name in spare:
+            _take(state, uid, job, pod, name, spare)
+            if (entry := state.book.get(pod.uid)) is not None:
+                entry.promised = UNKNOWN_PROMISES
+
+
+def _spare(state: State, uid: str, job: SlurmJob) -> dict[str, list[int]]:
+    """What no member has, by Slurm node: GPU indices, or as many -1 where there are none."""
+    spare: dict[str, list[int]] = {}
+    for name, use in (job.gpus or {}).items():
+        spare[name] = [-1] * use.total if use.indices is None else sorted(use.indices)
+    for entry in state.entries_of(uid):
+        if entry.job_id == job.id:
+            _charge(spare.get(entry.slurm_node), entry.gpus)
+    for pod in state.pods.values():
+        is_unknown = bool(pod.node) and not pod.is_over and pod.uid not in state.book
+        written = written_claim(pod) if is_unknown else None
+        if written is not None and written.job_id == job.id:
+            gpus = GpuUse(asked_gpus(pod).counts, written.indices)
+            _charge(spare.get(state.slurm_of.get(pod.node, "")), gpus)
+    return spare
+
+
+def _charge(spare: list[int] | None, gpus: GpuUse) -> None:
+    if spare is None:
+        return
+    if gpus.indices is None:
+        del spare[: gpus.total]
+    else:
+        spare[:] = [i for i in spare if i not in gpus.indices]
+
+
+def note_place(gang: GangState, found: Placement) -> None:
+    """Remember where a gang stands as a whole, for people."""
+    gang.level, gang.domain, gang.spread = found.level, found.domain, dict(found.spread)
+    gang.shorts = tuple(str(short) for short in found.shorts)
+
+
+def _nodes_for(
+    state: State, uid: str, spare: dict[str, list[int]], pods: list[PodRecord]
+) -> list[list[str]]:
+    """Slurm nodes for each pod, best first: ranks along the topology, then any that has room."""
+    index = publish.index(state)
+    free = np.zeros(len(index), np.int64)
+    for name, gpus in spare.items():
+        row = index.row_of.get(state.kube_of.get(name, ""))
+        if row is not None:
+            free[row] = len(gpus)
+    sizes = tuple(asked_gpus(pod).total for pod in pods)
+    order = [state.slurm_of[index.names[row]] for row in np.flatnonzero(free)]
+    found = pack(topology(state, index), free, Gang(sizes), candidates=free > 0, total=free)
+    if not isinstance(found, Placement):
+        return [order for _ in pods]
+    gang = next((g for g in state.waiting.gangs.values() if g.uid == uid), None)
+    if gang is not None and not state.entries_of(uid):
+        note_place(gang, found)
+    return [[state.slurm_of[index.names[row]], *order] for row in found.rows]
+
+
+def _take(
+    state: State, uid: str, job: SlurmJob, pod: PodRecord, name: str, spare: dict[str, list[int]]
+) -> Entry | None:
+    """The pod's share on a node, if there is one."""
+    count, kube_node = asked_gpus(pod).total, state.kube_of.get(name, "")
+    node = state.kube_nodes.get(kube_node)
+    if node is None or not count or len(spare.get(name, ())) < count:
+        return None
+    if not node.ready or state.now < state.waiting.excluded.get(pod.uid, {}).get(kube_node, 0.0):
+        return None
+    indices = tuple(spare[name][:count])
+    gpus = GpuUse(asked_gpus(pod).counts, None if -1 in indices else indices)
+    entry = _settle_in(state, uid, job, pod, name, gpus)
+    if entry is not None:
+        del spare[name][:count]
+    return entry
+
+
+def _settle_in(
+    state: State, uid: str, job: SlurmJob, pod: PodRecord, slurm_node: str, gpus: GpuUse
+) -> Entry | None:
+    """Charge a member with its share; None: another pod may still use it."""
+    ask = resolve(pod, state.settings.policy)
+    if isinstance(ask, Refusal):
+        ask = honour(pod, state.settings.policy, job)
+    entry = Entry(
+        uid=pod.uid,
+        ref=pod.ref,
+        kube_node=pod.node or state.kube_of.get(slurm_node, ""),
+        slurm_node=slurm_node,
+        phase=Phase.QUEUED,
+        since=state.now,
+        request=request_for(state, pod, slurm_node, ask),
+        gpus=gpus,
+        boot=state.boot,
+        cause=pod.uid[:8],
+        planned=not pod.node,
+        group=uid,
+    )
+    if not pod.node and others_on(state, entry, gpus):
+        return None
+    entry.job_id = job.id
+    state.put(entry)
+    settle.take_job(state, entry, job)
+    return entry

@@ -1,0 +1,332 @@
+"""A gang's place in Slurm's own queue: one placeholder job for all of its members.
+
+A gang that cannot be placed now, or is to be queued, waits there with its account, QOS and time
+limit, so that Slurm's priority, fairshare, limits and backfill order it with native jobs. When the
+job starts, it is the claim of the whole gang: `share` lays the members on its nodes.
+
+The place is Slurm's alone: after a restart of the bridge it is found by the job's comment, which
+names the gang.
+"""
+
+from __future__ import annotations
+
+from slurmbridge.core import agents, release, share
+from slurmbridge.core.action import Evict, LookJob, QueueGroup, Tell
+from slurmbridge.core.event import GroupQueued, GroupRefused, JobLooked
+from slurmbridge.core.evidence import uid_of_group
+from slurmbridge.core.state import State, is_live, is_running
+from slurmbridge.core.waiting import Adopted, GangState, Pause, Ticket
+from slurmbridge.pool.claim import ClaimId, GroupRequest
+from slurmbridge.pool.record import PodRecord, SlurmJob
+from slurmbridge.pool.slurmtime import iso
+
+LEFT_S = 15.0
+"""A gang that is not complete any more keeps its place for so long: its controller may replace the
+pod that is missing."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 4.0, 60.0
+EVICT_AGAIN_S = 20.0
+
+
+def submit(state: State, gang: GangState, request: GroupRequest) -> None:
+    """Ask for a place."""
+    ticket = Ticket(gang.uid, request.ref, since=state.now, boot=state.boot)
+    state.waiting.tickets[gang.uid] = ticket
+    gang.attempts += 1
+    state.out.append(QueueGroup(gang.uid, request, gang.uid[:10]))
+
+
+def text(ticket: Ticket) -> str:
+    """What its members wait for, for people."""
+    if not ticket.job_id:
+        return "slurm: a place in Slurm's queue is being asked for"
+    reason = f" ({ticket.reason})" if ticket.reason and ticket.reason != "None" else ""
+    # To the minute: backfill moves it by seconds at each look.
+    starts = "" if ticket.starts is None else f", expected to start at {iso(ticket.starts)[:16]}Z"
+    return f"slurm: waits in Slurm's queue as job {ticket.job_id}{reason}{starts}"
+
+
+def give_up(state: State, uid: str, why: str) -> None:
+    """Give a gang's place back, if it has one. An answer that is still to come ends it then."""
+    ticket = state.waiting.tickets.pop(uid, None)
+    if ticket is not None and ticket.job_id:
+        _end(state, uid, ticket.job_id, why)
+
+
+def _end(state: State, uid: str, job_id: int, why: str) -> None:
+    release.end(state, ClaimId(state.settings.policy.cluster, uid, "group"), job_id, why)
+
+
+def incomplete(state: State, gang: GangState) -> None:
+    """A member is missing: the place is kept for a while."""
+    ticket = state.waiting.tickets.get(gang.uid)
+    if ticket is None:
+        return
+    if ticket.left_at is None:
+        ticket.left_at = state.now
+    elif state.now - ticket.left_at > LEFT_S:
+        give_up(state, gang.uid, "its gang is not complete any more")
+
+
+def complete(state: State, gang: GangState) -> Ticket | None:
+    """The place of a gang whose members are all there."""
+    ticket = state.waiting.tickets.get(gang.uid)
+    if ticket is not None:
+        ticket.left_at = None
+    return ticket
+
+
+def claim_of_gang(state: State, gang: GangState, *, begun: bool) -> SlurmJob | None:
+    """The claim that members without a share may be given one of now.
+
+    In a claim that was found running (after a restart), and whose gang has begun, what no pod says
+    is its own may still be used by one that was deleted by force: it is left alone for a while.
+    """
+    ticket = state.waiting.tickets.get(gang.uid)
+    if ticket is not None:
+        return ticket.running
+    jobs = [j for j in state.live_groups.get(gang.uid, ()) if j.id not in state.ending]
+    found = state.waiting.adopted.get(gang.uid)
+    if begun and found is not None and state.now - found.since < state.settings.linger_s:
+        return None
+    return next((j for j in jobs if is_running(j) and j.gpus), None)
+
+
+def refuse(state: State, gang: GangState, job: SlurmJob, why: str) -> None:
+    """The gang cannot use what Slurm has given it: given back, and asked for again later."""
+    state.waiting.tickets.pop(gang.uid, None)
+    _end(state, gang.uid, job.id, why)
+    pause(state, gang)
+    gang.text, gang.text_since = f"slurm: {why}", state.now
+
+
+def explain(state: State, gang: GangState) -> dict[str, object] | None:
+    """The gang's job in Slurm: its place in the queue, or its claim."""
+    ticket = state.waiting.tickets.get(gang.uid)
+    if ticket is not None:
+        return {
+            "jobId": ticket.job_id or None,
+            "state": "PENDING" if ticket.running is None else "RUNNING",
+            "reason": ticket.reason or None,
+            "expectedStart": None if ticket.starts is None else iso(ticket.starts),
+        }
+    sharers = state.entries_of(gang.uid)
+    if not sharers:
+        return None
+    return {"jobId": sharers[0].job_id, "state": "RUNNING", "members": len(sharers)}
+
+
+def on_queued(state: State, event: GroupQueued) -> None:
+    """The gang has its place."""
+    ticket = state.waiting.tickets.get(event.uid)
+    if ticket is None or ticket.job_id:
+        if ticket is None or ticket.job_id != event.job_id:
+            _end(state, event.uid, event.job_id, "its gang needs it no more")
+        return
+    ticket.job_id, ticket.since = event.job_id, state.now
+    state.ending.pop(event.job_id, None)  # of a claim that slurmctld forgot, under the same id
+    _wake_gang(state, event.uid)
+
+
+def on_refused(state: State, event: GroupRefused) -> None:
+    """Slurm takes no such job: told, and tried again later and later."""
+    ticket = state.waiting.tickets.pop(event.uid, None)
+    gang = _gang(state, event.uid)
+    if ticket is None or gang is None:
+        return
+    pause(state, gang)
+    gang.text = f"slurm: Slurm does not queue the gang: {event.text[:300]}"
+    gang.text_since = state.now
+
+
+def pause(state: State, gang: GangState) -> None:
+    """Not the same again at once."""
+    length = FIRST_PAUSE_S
+    if gang.pause is not None and state.now - gang.pause.until < gang.pause.length:
+        length = min(2 * max(gang.pause.length, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+    gang.pause = Pause(state.now + length, length)
+    state.waiting.gangs_due.add(gang.key)
+
+
+def on_looked(state: State, event: JobLooked) -> bool:
+    """A look at a place, or at the job that it has become; False: at no such thing."""
+    ticket = state.waiting.tickets.get(event.uid)
+    if ticket is None:
+        return event.uid.startswith("g-")
+    if ticket.job_id == event.job_id:
+        _see(state, ticket, event.job)
+    return True
+
+
+def _see(state: State, ticket: Ticket, job: SlurmJob | None) -> None:
+    gang = _gang(state, ticket.uid)
+    if job is None or not state.is_claim_of(job, ticket.uid):
+        # Forgotten by slurmctld, and perhaps its id used again; or it was not saved before a
+        # restart that the next reading tells of.
+        if job is not None or ticket.boot != state.boot or ticket.missing_at is not None:
+            del state.waiting.tickets[ticket.uid]
+            _wake_gang(state, ticket.uid)
+        else:
+            ticket.missing_at = state.now
+        return
+    ticket.missing_at, ticket.boot = None, state.boot
+    if job.state.base == "PENDING":
+        ticket.reason, ticket.starts = job.reason, job.start
+    elif is_running(job):
+        if job.gpus is not None and "CONFIGURING" not in job.state.flags:
+            ticket.running = job
+    elif not is_live(job):
+        del state.waiting.tickets[ticket.uid]
+        if gang is not None and job.state.base == "CANCELLED":
+            gang.cancelled = f"job {job.id} of the gang was cancelled in Slurm"
+        elif gang is not None:
+            pause(state, gang)
+    _wake_gang(state, ticket.uid)
+
+
+def tick(state: State) -> None:
+    """Cancelled gangs go; an answer that does not come counts as unknown."""
+    for gang in state.waiting.gangs.values():
+        if gang.cancelled:
+            _evict(state, gang)
+    for ticket in state.waiting.tickets.values():
+        if ticket.left_at is not None:
+            _wake_gang(state, ticket.uid)
+
+
+def _evict(state: State, gang: GangState) -> None:
+    """Whoever cancels the job means the work: its pods are told, and deleted."""
+    for uid in gang.members:
+        pod = state.pods.get(uid)
+        if pod is None or pod.node or pod.is_over or pod.deleting_since is not None:
+            continue
+        if state.once("told-cancelled", uid, 300):
+            state.out.append(
+                Tell(pod.namespace, pod.name, uid, "ClaimCancelled", gang.cancelled, warning=True)
+            )
+        if state.once("cancelled", uid, EVICT_AGAIN_S):
+            state.out.append(Evict(uid, pod.namespace, pod.name, pod.grace_s, gang.cancelled))
+
+
+def after_reading(state: State) -> None:
+    """Compare the claims of gangs in the reading with what is known of them."""
+    if state.snapshot is None:
+        return
+    _check_tickets(state)
+    if not state.live_groups:
+        state.waiting.adopted.clear()
+        return
+    members: dict[str, list[PodRecord]] = {uid: [] for uid in state.live_groups}
+    for pod in state.pods.values():
+        if pod.group is not None and (uid := uid_of_group(pod)) in members and not pod.is_over:
+            members[uid].append(pod)
+    for uid in members.keys() | state.waiting.adopted.keys():
+        if uid not in members:
+            state.waiting.adopted.pop(uid, None)
+    for uid, jobs in list(state.live_groups.items()):
+        job = _the_one(state, uid, [j for j in jobs if j.id not in state.ending])
+        if job is not None:
+            _compare(state, uid, job, members[uid])
+
+
+def _check_tickets(state: State) -> None:
+    """Look at places that the reading does not show.
+
+    One that was only asked for, and that no reading shows for long enough, was not made.
+    """
+    if state.snapshot is None:
+        return
+    for ticket in list(state.waiting.tickets.values()):
+        waited = state.snapshot.began - ticket.since
+        live = [j.id for j in state.live_groups.get(ticket.uid, ()) if j.id not in state.ending]
+        if ticket.job_id and waited > 0 and ticket.job_id not in live:
+            if state.once("look", ticket.uid, state.settings.look_retry_s):
+                state.out.append(LookJob(ticket.uid, ticket.job_id))
+        elif not ticket.job_id and waited > state.settings.answer_s and not live:
+            del state.waiting.tickets[ticket.uid]
+            _wake_gang(state, ticket.uid)
+
+
+def _the_one(state: State, uid: str, jobs: list[SlurmJob]) -> SlurmJob | None:
+    """Which of a gang's jobs counts: the one that its members live in, else the first to run."""
+    lived_in = {entry.job_id for entry in state.entries_of(uid)}
+    ticket = state.waiting.tickets.get(uid)
+    if ticket is not None:
+        if not ticket.job_id and state.snapshot and state.snapshot.began <= ticket.since:
+            return None  # it is being asked for: what this reading shows is older
+        lived_in.add(ticket.job_id)
+    ranked = sorted(jobs, key=lambda j: (j.id not in lived_in, not is_running(j), j.id))
+    for extra in ranked[1:]:
+        if extra.id not in lived_in:
+            _end(state, uid, extra.id, "its gang has another claim")
+    return ranked[0] if ranked else None
+
+
+def _compare(state: State, uid: str, job: SlurmJob, pods: list[PodRecord]) -> None:
+    ticket = state.waiting.tickets.get(uid)
+    sharers = state.entries_of(uid)
+    if sharers and all(entry.job_id != job.id for entry in sharers):
+        return  # theirs is not shown: `audit` looks into that first
+    if ticket is not None and ticket.job_id in (0, job.id):
+        ticket.job_id = job.id
+        _see(state, ticket, job)
+        return
+    if not pods and not sharers:
+        _orphan(state, uid, job)
+        return
+    if not is_running(job):
+        if job.state.base == "PENDING" and ticket is None:
+            _take_ticket(state, uid, job, pods)
+        return
+    if not sharers:
+        state.waiting.adopted.setdefault(uid, Adopted(state.now, state.moment))
+    share.adopt(state, uid, job, pods)
+    if state.entries_of(uid) or any(p.uid not in state.book and not p.node for p in pods):
+        _wake_gang(state, uid)
+    else:
+        _end(state, uid, job.id, "its gang has other claims")
+
+
+def _take_ticket(state: State, uid: str, job: SlurmJob, pods: list[PodRecord]) -> None:
+    """The place that an earlier leader has asked for; not wanted if the gang has begun since."""
+    if any(p.node or p.uid in state.book for p in pods):
+        _end(state, uid, job.id, "its gang has other claims")
+        return
+    ref = job.comment.partition(" ref=")[2]
+    ticket = Ticket(uid, ref, since=state.now, job_id=job.id, boot=state.boot)
+    state.waiting.tickets[uid] = ticket
+    _see(state, ticket, job)
+
+
+def _orphan(state: State, uid: str, job: SlurmJob) -> None:
+    """A claim of a gang of which no pod is known: ended once that has held for long enough.
+
+    A waiting one holds nothing. In a running one there may be processes of pods that were deleted
+    by force; on a node that cannot tell, for as long as it is silent.
+    """
+    found = state.waiting.adopted.setdefault(uid, Adopted(state.now, state.moment))
+    wait = state.settings.orphan_s
+    if job.state.base != "PENDING":
+        wait += state.settings.linger_s
+        if any(release.is_silent(state, state.kube_of.get(name, "")) for name in job.nodes):
+            state.waiting.adopted[uid] = Adopted(state.now, state.moment)
+            return
+        if agents.are_clear(state, job, found.moment) is False:
+            return
+    if state.now - found.since > wait:
+        _end(state, uid, job.id, "there is no pod for it")
+
+
+def queued_jobs(state: State) -> dict[int, str]:
+    """Jobs that wait in Slurm's queue, with the UID to tell of a look at each."""
+    found = {t.job_id: t.uid for t in state.waiting.tickets.values() if t.job_id and not t.running}
+    found |= {e.job_id: e.uid for e in state.book.values() if e.phase == "queued" and e.job_id}
+    return found
+
+
+def _gang(state: State, uid: str) -> GangState | None:
+    return next((g for g in state.waiting.gangs.values() if g.uid == uid), None)
+
+
+def _wake_gang(state: State, uid: str) -> None:
+    if (gang := _gang(state, uid)) is not None:
+        state.waiting.gangs_due.add(gang.key)

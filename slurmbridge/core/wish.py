@@ -1,0 +1,134 @@
+"""What a gang asks of Slurm as a whole: one job for all members, on nodes that all of them may use.
+
+Slurm chooses the nodes, when it comes to that: what it must know is said here. Nodes that
+Kubernetes cannot use are left out; a required level is one domain of the tree, the one that is
+likely to have room first; a preferred one is asked for by the number of switches.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from slurmbridge.core import publish
+from slurmbridge.core.places import topology
+from slurmbridge.core.room import Room, Wishes, wishes_of
+from slurmbridge.core.state import State
+from slurmbridge.core.waiting import GangState
+from slurmbridge.pool import keys
+from slurmbridge.pool.claim import Ask, ClaimId, GroupRequest, group_ref
+from slurmbridge.pool.hostlist import fold
+from slurmbridge.pool.index import ViewIndex
+from slurmbridge.pool.policy import Policy, resolve
+from slurmbridge.pool.record import PodRecord
+from slurmbridge.topology.gang import Gang, Placement, Wish
+from slurmbridge.topology.index import Bools
+from slurmbridge.topology.pack import pack
+
+
+def must_queue(state: State, members: list[PodRecord]) -> bool:
+    """Whether a gang is to wait in Slurm's queue even if there is room for it now."""
+    defers = state.snapshot is not None and "defer" in state.snapshot.config.scheduler_parameters
+    return defers or any(p.annotations.get(keys.MODE) == "queued" for p in members)
+
+
+def request_of(state: State, gang: GangState, members: list[PodRecord]) -> GroupRequest | None:
+    """One claim for all members.
+
+    None: they want it now or not at all; it cannot be said in one job (members that ask for
+    different things, segments); it would never be granted; or it has room elsewhere and waits for a
+    while for a better place.
+
+    Args:
+        state: the state.
+        gang: the gang.
+        members: all of them, in rank order; none has a claim.
+
+    """
+    wishes = wishes_of(members)
+    asks = {p.uid: ask for p in members if isinstance(ask := resolve(p, _policy(state)), Ask)}
+    first = asks.get(members[0].uid)
+    if (
+        isinstance(wishes, str)
+        or wishes.segment.pods
+        or first is None
+        or len(asks) < len(members)
+        or any(ask != first for ask in asks.values())
+        or any(p.annotations.get(keys.MODE) == "immediate" for p in members)
+        or state.snapshot is None
+    ):
+        return None
+    index, wish = publish.index(state), wishes.topology
+    places = topology(state, index)
+    limit = state.settings.climb_s if wish.climb_s is None else wish.climb_s
+    climb = state.now - (gang.complete_at or state.now) > limit
+    total = index.of_type(index.total, first.gpu.type)
+    if total is None:
+        return None
+    if wish.mode == "preferred" and not climb:
+        anywhere = Room(state, index, members, asks).pack(places, members, Wishes(), True)
+        if isinstance(anywhere, Placement):
+            return None
+    usable = _usable(state, index, members)
+    rooms = np.where(usable, total, 0).astype(np.int64)
+    sizes = Gang((first.gpu.count,) * len(members))
+    if not isinstance(pack(places, rooms, sizes, wish, climb=climb, candidates=usable), Placement):
+        return None
+    switches = ""
+    if wish.mode == "required":
+        usable &= _domain(state, index, rooms // first.gpu.count, len(members), wish)
+    elif wish.mode == "preferred" and state.waiting.topology_text and not climb:
+        switches = f"1@{int(limit) // 60}:{int(limit) % 60:02d}"
+    open_nodes = {state.slurm_of.get(index.names[row], "") for row in np.flatnonzero(usable)}
+    closed = [name for name in state.snapshot.nodes if name not in open_nodes]
+    group = members[0].group
+    return GroupRequest(
+        id=ClaimId(_policy(state).cluster, gang.uid, "group"),
+        ref=group_ref(members[0].namespace, gang.key if group is None else group.name),
+        ask=first,
+        members=len(members),
+        exclude=fold(closed) if closed else "",
+        switches=switches,
+    )
+
+
+def _policy(state: State) -> Policy:
+    return state.settings.policy
+
+
+def _usable(state: State, index: ViewIndex, members: list[PodRecord]) -> Bools:
+    """Nodes that Kubernetes would let every member run on, whatever runs there now."""
+    selector = {pair for pod in members for pair in pod.selector}
+    excluded = {
+        name
+        for pod in members
+        for name, until in state.waiting.excluded.get(pod.uid, {}).items()
+        if until > state.now
+    }
+    usable = np.zeros(len(index), np.bool_)
+    for row, name in enumerate(index.names):
+        node, view = state.kube_nodes.get(name), state.views[name]
+        usable[row] = (
+            node is not None
+            and node.ready
+            and not node.unschedulable
+            and view.agent
+            and name not in state.problems
+            and name not in excluded
+            and all(node.labels.get(key) == value for key, value in selector)
+        )
+    return usable
+
+
+def _domain(state: State, index: ViewIndex, holds: np.ndarray, count: int, wish: Wish) -> Bools:
+    """The nodes of the domain to wait for: of those that hold the gang, that with most free."""
+    places = topology(state, index)
+    if wish.level not in places.height_of and places.side is not None:
+        places = places.side
+    height = places.height_of[wish.level]
+    free = index.free[0] if len(index.free) else np.zeros(len(index), np.int64)
+    room = places.sums(holds.astype(np.int64)[places.row], height)
+    spare = places.sums(free.astype(np.int64)[places.row], height)
+    best = int(np.argmax(np.where(room >= count, spare, -1)))
+    chosen = np.zeros(len(index), np.bool_)
+    chosen[places.row[places.domain[height] == best]] = True
+    return chosen

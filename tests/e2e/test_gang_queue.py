@@ -1,0 +1,183 @@
+"""Gangs in the queue of a real Slurm: they wait there with native jobs, and keep their place."""
+
+from __future__ import annotations
+
+import time
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from slurmbridge.pool import keys
+from tests.e2e.scene import PODS, bound, clear, events_of, get_pod, submit, wait_for
+from tests.support.kube_objects import pod
+from tests.support.product import Product
+from tests.support.slurm import SlurmConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.cluster import Cluster
+    from tests.support.fixtures import ClusterFactory
+
+pytestmark = pytest.mark.e2e
+FULL = ("--gres=gpu:8", "--mem=100")
+
+
+@pytest.fixture(scope="module")
+def product(cluster: ClusterFactory) -> Iterator[Product]:
+    pool = cluster(SlurmConfig(nodes=4, bf_interval_s=1), scheduler=False)
+    with Product(pool) as running:
+        yield running
+
+
+@pytest.fixture(name="pool")
+def _pool(product: Product) -> Iterator[Cluster]:
+    yield product.cluster
+    clear(product.cluster)
+
+
+def gang(name: str, size: int, gpus: int, **notes: str) -> list[dict[str, Any]]:
+    made = []
+    for i in range(size):
+        own = {keys.GROUP: name, keys.GROUP_SIZE: str(size), keys.RANK: str(i)} | notes
+        made.append(pod(f"{name}-{i}", gpus=gpus, annotations=own, gates=[keys.GATE]))
+    return made
+
+
+def reason(pool: Cluster, name: str) -> str:
+    made = get_pod(pool, name) or {}
+    return str(made.get("metadata", {}).get("annotations", {}).get(keys.REASON, ""))
+
+
+def jobs_of_gangs(pool: Cluster, states: str = "R,PD") -> dict[int, str]:
+    """Jobs of gangs in Slurm by id: state and nodes."""
+    text = pool.slurm.run(
+        *("squeue", "-h", "-a", "--name=slurmbridge-test", f"--states={states}"),
+        "--format=%A %T %N %k",
+    )
+    rows = [line.split(" ", 3) for line in text.splitlines() if " group=" in line]
+    return {int(job): f"{state} {nodes}".strip() for job, state, nodes, _ in rows}
+
+
+def queued(pool: Cluster, name: str) -> int:
+    """The job as which a gang waits in Slurm, once its pods say so."""
+    wait_for("it waits in Slurm", lambda: list(jobs_of_gangs(pool, "PD")), 20)
+    (job,) = jobs_of_gangs(pool, "PD")
+    text = f"waits in Slurm's queue as job {job} ("
+    wait_for("its pods say so", lambda: text in reason(pool, f"{name}-0"), 20)
+    return job
+
+
+def start_of(pool: Cluster, job: int) -> str:
+    return str(pool.slurm.job_field(str(job), "StartTime"))
+
+
+def fill(pool: Cluster, *nodes: str, limit: str = "60") -> list[int]:
+    jobs = [submit(pool, *FULL, f"--nodelist={name}", f"--time={limit}")[0] for name in nodes]
+    wait_for("they run", lambda: pool.checker.sample().native_running >= len(jobs), 20)
+    return jobs
+
+
+def test_a_gang_waits_in_slurm_and_starts_before_a_larger_job_whose_start_stays_where_it_was(
+    pool: Cluster, product: Product
+) -> None:
+    """And the bridge is killed while it waits: it starts all the same."""
+    short = fill(pool, "gpu001", "gpu002", limit="30")
+    fill(pool, "gpu003", limit="60")
+    large = submit(pool, *FULL, "--nodes=4", "--time=60")[0]
+    wait_for("the large job has its plan", lambda: start_of(pool, large) != "Unknown", 20)
+    planned = start_of(pool, large)
+    pool.kube.api.create_all(gang("g", 3, 8, **{keys.DURATION: "20m"}))
+    job = queued(pool, "g")
+    told = product.cli("explain", "default/g-1")["group"]
+    assert told["slurmJob"]["jobId"] == job
+    assert told["slurmJob"]["state"] == "PENDING"
+    assert "no cluster holds it" not in told["waits"]
+    product.kill9_bridge()
+    pool.slurm.run("scancel", *map(str, short))
+    wait_for("Slurm starts it", lambda: jobs_of_gangs(pool, "R"), 60)
+    assert not bound(pool)
+    product.start_bridge()
+    product.wait_bridge()
+    wait_for("all are bound", lambda: len(bound(pool, "g-")) == 3, 30)
+    assert jobs_of_gangs(pool) == {job: "RUNNING gpu[001-002,004]"}
+    time.sleep(3)
+    assert start_of(pool, large) == planned
+    assert pool.checker.sample().violations == ()
+    assert product.cli("explain", "default/g-1")["group"]["slurmJob"]["members"] == 3
+
+
+def test_ranks_are_laid_on_what_slurm_gives_and_the_claim_ends_with_the_last_member(
+    pool: Cluster, product: Product
+) -> None:
+    jobs = fill(pool, "gpu001", "gpu002", "gpu003")
+    # Room for five members will be 8 + 8 + 4 GPUs: nodes with unequal numbers of members.
+    submit(pool, "--gres=gpu:4", "--mem=100", "--nodelist=gpu004")
+    wait_for("it runs", lambda: pool.checker.sample().native_running == 4, 20)
+    pool.kube.api.create_all(gang("r", 5, 4))
+    job = queued(pool, "r")
+    with pool.checker.watch(0.3) as watch:
+        pool.slurm.run("scancel", *map(str, jobs[:2]))
+        wait_for("all are bound", lambda: len(bound(pool, "r-")) == 5, 30)
+    assert watch.violations == []
+    nodes = [p["spec"]["nodeName"] for p in sorted(bound(pool, "r-"), key=_name)]
+    # Neighbours by rank stand together: no node comes twice.
+    assert len(list(groupby(nodes))) == len(set(nodes)) == 3
+    for i in range(4):
+        pool.kube.api.delete(f"{PODS}/r-{i}")
+    wait_for("four are gone", lambda: len(bound(pool, "r-")) == 1, 20)
+    assert list(jobs_of_gangs(pool)) == [job]
+    pool.kube.api.delete(f"{PODS}/r-4")
+    wait_for("the claim is given back", lambda: not jobs_of_gangs(pool), 20)
+
+
+def _name(made: dict[str, Any]) -> str:
+    return str(made["metadata"]["name"])
+
+
+def test_slurmctld_and_the_api_server_restart_and_it_keeps_its_place(
+    pool: Cluster, product: Product
+) -> None:
+    busy = fill(pool, *pool.slurm.node_names)
+    pool.kube.api.create_all(gang("k", 2, 8))
+    job = queued(pool, "k")
+    time.sleep(6)  # slurmctld saves its state every 5 s
+    pool.slurm.kill9_slurmctld()
+    pool.kube.kill9_api()
+    pool.slurm.start_slurmctld()
+    pool.kube.start_api()
+    pool.slurm.wait_scheduling()
+    assert list(jobs_of_gangs(pool)) == [job]
+    pool.slurm.run("scancel", *map(str, busy[:2]))
+    wait_for("all are bound", lambda: len(bound(pool, "k-")) == 2, 60)
+    assert list(jobs_of_gangs(pool)) == [job]
+    assert pool.checker.sample().violations == ()
+
+
+def test_cancelled_on_either_side_it_ends_on_both(pool: Cluster) -> None:
+    fill(pool, *pool.slurm.node_names)
+    pool.kube.api.create_all(gang("c", 2, 8))
+    job = queued(pool, "c")
+    pool.slurm.run("scancel", str(job))
+    wait_for("its pods are deleted", lambda: not pool.kube.api.items(PODS), 20)
+    assert (
+        f"job {job} of the gang was cancelled in Slurm" in events_of(pool, "c-0")["ClaimCancelled"]
+    )
+    pool.kube.api.create_all(gang("d", 2, 8))
+    queued(pool, "d")
+    for i in range(2):
+        pool.kube.api.delete(f"{PODS}/d-{i}")
+    wait_for("its place is given back", lambda: not jobs_of_gangs(pool), 20)
+
+
+def test_a_running_gang_that_slurm_ends_is_told_and_evicted_as_a_whole(pool: Cluster) -> None:
+    busy = fill(pool, *pool.slurm.node_names)
+    pool.kube.api.create_all(gang("e", 3, 8))
+    job = queued(pool, "e")
+    pool.slurm.run("scancel", *map(str, busy[:3]))
+    wait_for("all are bound", lambda: len(bound(pool, "e-")) == 3, 30)
+    pool.slurm.run("scancel", str(job))
+    wait_for("all are gone", lambda: not pool.kube.api.items(PODS), 60)
+    for i in range(3):
+        assert "ClaimLost" in events_of(pool, f"e-{i}")

@@ -1,0 +1,349 @@
+"""Gangs in Slurm's own queue: one job for all, and each member its share of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurmbridge.core import action as act
+from slurmbridge.core import event as ev
+from slurmbridge.pool import keys
+from slurmbridge.pool.claim import ClaimId, group_uid, write_comment
+from slurmbridge.pool.group import Group
+from tests.support.builders import (
+    CLUSTER,
+    OWNER,
+    T0,
+    Story,
+    make_job,
+    make_kube_node,
+    make_pod,
+    make_settings,
+    none,
+    only,
+    plain,
+)
+
+RACKS = {"n1": "r1", "n2": "r1", "n3": "r2", "n4": "r2"}
+UID = group_uid("own/default/g/")
+
+
+def member(i, size=2, gpus=8, wish="", **notes):
+    made = Group("own", "default", "g", size=size, rank=(i,))
+    notes |= {"TOPOLOGY": wish} if wish else {}
+    return make_pod(f"g{i}").gpus(gpus).but(gates=(keys.GATE,), group=made).wrote(**notes)
+
+
+def natives(*nodes):
+    return [make_job(900 + int(n[1:])).on(n, "0-7") for n in nodes]
+
+
+def pool(*pods, busy=("n1", "n2", "n3"), **settings):
+    story = Story(*RACKS, settings=make_settings(topology_labels=("x/rack",), **settings))
+    for name, rack in RACKS.items():
+        story.kube_nodes[name] = make_kube_node(name).but(labels={"x/rack": rack})
+    return story.slurm(*natives(*busy)).start(*pods)
+
+
+def place(job_id, **nodes):
+    """The gang's job: waiting, or running on these nodes with these indices."""
+    job = make_job(job_id).but(
+        name=f"slurmbridge-{CLUSTER}",
+        comment=write_comment(ClaimId(CLUSTER, UID, "group"), "default/g"),
+        user_id=OWNER,
+        reason="Resources",
+        start=T0 + 600,
+    )
+    if not nodes:
+        return job.state("PENDING")
+    for name, indices in nodes.items():
+        job.on(name, indices)
+    return job
+
+
+def queue(story, job_id=70):
+    """The gang is put into Slurm's queue."""
+    story.pass_time(4)
+    asked = only(story.of(act.QueueGroup), act.QueueGroup)
+    story.slurm(place(job_id))
+    story.handle(ev.GroupQueued(UID, job_id))
+    story.poll()
+    return asked.request
+
+
+def start(story, job_id=70, free=("n3",), **nodes):
+    """Slurm starts it; the look at it tells."""
+    story.slurm(place(job_id, **nodes), without=tuple(900 + int(n[1:]) for n in free))
+    return story.handle(ev.JobLooked(UID, job_id, plain(story.jobs[job_id])))
+
+
+def test_a_gang_that_does_not_fit_waits_as_one_job_with_all_that_its_pods_say():
+    story = pool(*(member(i, DURATION="50m") for i in range(2)))
+    assert none(story.actions, act.QueueGroup)
+    request = queue(story)
+    assert (request.members, request.ask.gpu.count, request.ask.minutes) == (2, 8, 51)
+    assert request.ref == "default/g"
+    assert none(story.actions, act.Allocate)
+    assert none(story.pass_time(60), act.QueueGroup, act.Allocate, act.End)
+
+
+def test_its_pods_are_told_the_job_its_reason_and_when_it_is_to_start():
+    story = pool(member(0), member(1))
+    queue(story)
+    story.pass_time(15)
+    told = {a.uid: a.annotations[keys.REASON] for a in story.of(act.AnnotatePod)}
+    text = (
+        "slurm: waits in Slurm's queue as job 70 (Resources), "
+        "expected to start at 2027-01-15T08:10Z"
+    )
+    assert told == {"uid-g0": text, "uid-g1": text}
+
+
+def test_when_it_starts_each_member_has_its_share_and_all_gates_come_off():
+    story = pool(*(member(i, size=4, gpus=4) for i in range(4)))
+    queue(story)
+    found = start(story, n4="0-7", n3="0-7")
+    lifted = {a.uid: a.kube_node for a in found if isinstance(a, act.Lift)}
+    assert set(lifted) == {f"uid-g{i}" for i in range(4)}
+    # Neighbours by rank share a node.
+    assert lifted["uid-g0"] == lifted["uid-g1"] != lifted["uid-g2"] == lifted["uid-g3"]
+    shares = {(e.slurm_node, e.gpus.indices) for e in story.machine.state.book.values()}
+    assert shares == {(n, i) for n in ("n3", "n4") for i in ((0, 1, 2, 3), (4, 5, 6, 7))}
+    reply = only(story.ask(member(0, size=4, gpus=4), lifted["uid-g0"]), act.Reply)
+    assert (reply.job_id, reply.gpus) == (70, "0-3")
+    assert story.free("n3") == story.free("n4") == 0
+
+
+def run(story, free=("n3",), **nodes):
+    """Queued, started, bound, running; pods by name."""
+    queue(story)
+    found = start(story, free=free, **nodes)
+    pods = {}
+    for lift in [a for a in found if isinstance(a, act.Lift)]:
+        entry = story.machine.state.book[lift.uid]
+        indices = f"{entry.gpus.indices[0]}-{entry.gpus.indices[-1]}"
+        pod = member(int(lift.name[1:]), size=len(found) // 2).but(gates=())
+        pod.but(gpu=entry.request.ask.gpu, group=story.machine.state.pods[lift.uid].group)
+        story.see(pod.on(lift.kube_node, 70, indices))
+        pods[lift.name] = pod
+    story.pass_time(3)
+    assert {story.phase(p) for p in pods.values()} == {"bound"}
+    story.forget()
+    return pods
+
+
+def test_the_claim_is_given_back_when_the_last_member_is_over():
+    story = pool(member(0), member(1))
+    pods = run(story, n3="0-7", n4="0-7")
+    assert none(story.see(pods["g0"].over()), act.End)
+    end = only(story.see(pods["g1"].over()), act.End)
+    assert (end.claim_id, end.job_id) == (ClaimId(CLUSTER, UID, "group"), 70)
+
+
+def test_a_member_that_is_replaced_gets_the_share_that_its_gang_still_has():
+    story = pool(member(0), member(1))
+    pods = run(story, n3="0-7", n4="0-7")
+    node = plain(pods["g0"]).node
+    story.see(pods["g0"].over("Failed"))
+    fresh = member(0).but(uid="uid-new", name="g0")
+    lift = only(story.see(fresh), act.Lift)
+    assert (lift.uid, lift.kube_node) == ("uid-new", node)
+    assert none(story.pass_time(5), act.Allocate, act.QueueGroup)
+
+
+def test_one_command_renews_the_claim_for_all():
+    story = pool(member(0), member(1))
+    run(story, n3="0-7", n4="0-7")
+    story.slurm(place(70, n3="0-7", n4="0-7").but(end=story.now + 60))
+    extended = only(story.poll(), act.Extend)
+    assert (extended.claim_id.kind, extended.job_id) == ("group", 70)
+    story.handle(ev.Extended(UID, 70, story.now + 3600))
+    ends = {e.claim.ends for e in story.machine.state.book.values()}
+    assert ends == {story.now + 3600}
+
+
+def test_a_preempted_claim_is_told_to_all_members_at_once_and_all_are_evicted():
+    story = pool(member(0), member(1))
+    run(story, n3="0-7", n4="0-7")
+    story.slurm(place(70, n3="0-7", n4="0-7").but(preempted_at=story.now))
+    told = story.poll()
+    assert {a.uid for a in told if isinstance(a, act.Tell)} == {"uid-g0", "uid-g1"}
+    assert {a.uid for a in story.of(act.Evict)} == {"uid-g0", "uid-g1"}
+    assert none(story.pass_time(10), act.Tell)
+
+
+def test_a_large_gang_that_goes_as_a_whole_does_not_open_the_breaker():
+    story = pool(*(member(i, size=16, gpus=1) for i in range(16)), busy=("n1", "n2", "n3", "n4"))
+    run(story, free=("n3", "n4"), n3="0-7", n4="0-7")
+    ended = place(70, n3="0-7", n4="0-7").state("CANCELLED").but(gpus={})
+    story.slurm(ended).pass_time(1)
+    for look in story.of(act.LookJob):
+        story.handle(ev.JobLooked(look.uid, 70, plain(ended)))
+    story.pass_time(3)
+    assert len({a.uid for a in story.of(act.Evict)}) == 16
+
+
+def test_members_with_claims_of_their_own_go_together_too():
+    story = pool(member(0), member(1), busy=())
+    nodes = {a.uid: a.request.slurm_node for a in story.of(act.Allocate)}
+    for i in range(2):
+        story.grant(member(i), 7 + i, nodes[f"uid-g{i}"], "0-7")
+        story.see(member(i).but(gates=()).on(nodes[f"uid-g{i}"], 7 + i, "0-7"))
+    story.pass_time(2)
+    assert story.phase(member(0)) == story.phase(member(1)) == "bound"
+    story.jobs[7].but(preempted_at=story.now)
+    story.poll()
+    evicted = {a.uid: a.why for a in story.of(act.Evict)}
+    assert set(evicted) == {"uid-g0", "uid-g1"}
+    assert "its gang is ended" in evicted["uid-g1"]
+    # That its own claim is well changes nothing.
+    assert none(story.pass_time(3), act.AnnotatePod)
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
+def test_after_a_kill_the_place_or_the_claim_is_found_by_its_comment(state):
+    story = pool(member(0), member(1))
+    queue(story)
+    if state == "RUNNING":
+        story.slurm(place(70, n3="0-7", n4="0-7"), without=(903,))
+    story.forget().again(member(0), member(1))
+    if state == "PENDING":
+        assert none(story.actions + story.pass_time(20), act.QueueGroup, act.End, act.Allocate)
+        start(story, n3="0-7", n4="0-7")
+    assert {a.uid for a in story.of(act.Lift)} == {"uid-g0", "uid-g1"}
+    assert none(story.actions + story.pass_time(5), act.End, act.Allocate, act.QueueGroup)
+
+
+def test_after_a_kill_bound_members_are_found_in_their_shares():
+    story = pool(member(0), member(1))
+    pods = run(story, n3="0-7", n4="0-7")
+    story.again(*pods.values())
+    assert {story.phase(p) for p in pods.values()} == {"bound"}
+    assert none(story.actions + story.pass_time(60), act.End, act.Cover, act.Evict)
+    assert {e.group for e in story.machine.state.book.values()} == {UID}
+
+
+def test_after_a_kill_a_share_that_no_pod_names_is_left_alone_for_a_while():
+    story = pool(member(0), member(1))
+    pods = run(story, n3="0-7", n4="0-7")
+    gated = member(1).but(uid="uid-new")
+    story.again(pods["g0"], gated)
+    assert none(story.actions + story.pass_time(20), act.Lift)
+    assert only(story.pass_time(25), act.Lift).uid == "uid-new"
+
+
+def test_deleted_in_kubernetes_its_place_is_given_back():
+    story = pool(member(0), member(1))
+    queue(story)
+    story.gone(member(0))
+    assert none(story.pass_time(5), act.End)
+    assert only(story.gone(member(1)), act.End).job_id == 70
+
+
+def test_a_member_that_is_replaced_while_it_waits_costs_no_place():
+    story = pool(member(0), member(1))
+    queue(story)
+    story.gone(member(0))
+    story.pass_time(5)
+    story.see(member(0).but(uid="uid-new"))
+    assert none(story.pass_time(60), act.End, act.QueueGroup)
+
+
+def test_one_that_stays_away_gives_the_place_back():
+    story = pool(member(0), member(1))
+    queue(story)
+    story.gone(member(0))
+    assert {a.job_id for a in story.pass_time(30) if isinstance(a, act.End)} == {70}
+
+
+def test_cancelled_in_slurm_its_pods_are_told_and_deleted_and_nothing_is_queued_again():
+    story = pool(member(0), member(1))
+    queue(story)
+    ended = place(70).state("CANCELLED")
+    story.slurm(ended).pass_time(1)
+    story.handle(ev.JobLooked(UID, only(story.of(act.LookJob), act.LookJob).job_id, plain(ended)))
+    story.tick()
+    told = {a.uid: a.message for a in story.of(act.Tell) if a.reason == "ClaimCancelled"}
+    assert set(told) == {"uid-g0", "uid-g1"}
+    assert "cancelled in Slurm" in told["uid-g0"]
+    assert {a.uid for a in story.of(act.Evict)} == {"uid-g0", "uid-g1"}
+    assert none(story.pass_time(10), act.QueueGroup, act.Allocate)
+
+
+def test_a_place_that_slurmctld_has_forgotten_is_asked_for_again():
+    story = pool(member(0), member(1))
+    queue(story)
+    story.slurm(without=(70,)).boot = story.now
+    story.forget().pass_time(3)
+    assert {a.uid for a in story.of(act.LookJob)} == {UID}
+    assert only(story.handle(ev.JobLooked(UID, 70, None)), act.QueueGroup).uid == UID
+
+
+def test_an_answer_that_comes_too_late_is_given_back():
+    story = pool(member(0), member(1))
+    story.pass_time(4)
+    story.gone(member(0))
+    story.gone(member(1))
+    assert only(story.handle(ev.GroupQueued(UID, 70)), act.End).job_id == 70
+
+
+def test_a_refused_place_is_told_and_asked_for_again_later():
+    story = pool(member(0), member(1))
+    story.pass_time(4)
+    story.handle(ev.GroupRefused(UID, "qos", "Invalid qos specification"))
+    story.forget()
+    assert none(story.pass_time(2), act.QueueGroup)
+    assert only(story.pass_time(20), act.QueueGroup).uid == UID
+
+
+def test_an_unanswered_place_is_found_or_asked_for_again():
+    story = pool(member(0), member(1), answer_s=10)
+    story.pass_time(4)
+    story.handle(ev.ActionFailed("QueueGroup", UID, 0, "timed out"))
+    story.forget()
+    story.slurm(place(70))
+    assert none(story.pass_time(20), act.QueueGroup)
+    assert story.machine.queued_jobs == {70: UID}
+
+
+def test_a_gang_that_is_to_be_queued_is_queued_though_there_is_room():
+    story = pool(member(0, MODE="queued"), member(1, MODE="queued"), busy=())
+    assert only(story.actions, act.QueueGroup).request.members == 2
+    assert none(story.actions, act.Allocate)
+
+
+def test_one_that_wants_now_or_nothing_is_not_queued():
+    story = pool(member(0, MODE="immediate"), member(1))
+    assert none(story.pass_time(20), act.QueueGroup)
+
+
+def test_what_would_never_fit_is_not_queued():
+    story = pool(*(member(i, size=5) for i in range(5)))
+    assert none(story.pass_time(20), act.QueueGroup)
+
+
+def test_a_required_level_is_one_domain_and_nodes_that_kubernetes_cannot_use_are_left_out():
+    story = pool(*(member(i, wish="required:rack") for i in range(2)))
+    assert queue(story).exclude == "n[1-2]"
+    story = pool(*(member(i) for i in range(2)))
+    story.kube_nodes["n2"] = make_kube_node("n2").not_ready()
+    story.handle(ev.NodeChanged(plain(story.kube_nodes["n2"])))
+    assert queue(story).exclude == "n2"
+
+
+def test_a_claim_of_a_gang_without_pods_is_ended_after_a_while():
+    story = Story("n1", "n2").slurm(place(70, n1="0-7"), place(71)).start()
+    assert {a.job_id for a in story.pass_time(20) if isinstance(a, act.End)} == {71}
+    story.slurm(without=(71,))
+    assert {a.job_id for a in story.pass_time(40) if isinstance(a, act.End)} == {70}
+
+
+def test_when_slurmctld_forgets_a_running_gang_each_member_is_covered_for_itself():
+    story = pool(member(0), member(1))
+    pods = run(story, n3="0-7", n4="0-7")
+    story.slurm(without=(70,)).boot = story.now
+    story.pass_time(1)
+    for look in story.of(act.LookJob):
+        story.handle(ev.JobLooked(look.uid, 70, None))
+    covers = {a.uid: (a.request.slurm_node, a.indices) for a in story.of(act.Cover)}
+    assert covers == {p.uid: (p.node, tuple(range(8))) for p in map(plain, pods.values())}
+    assert none(story.actions, act.Evict, act.Tell)
