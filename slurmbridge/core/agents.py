@@ -160,7 +160,8 @@ def are_clear(state: State, job: SlurmJob, since: int) -> bool | None:
         seen, use = state.agents.get(node), (job.gpus or {}).get(name)
         if _is_fenced(state, node, ""):
             continue
-        if seen is None or not _is_fresh(state, seen) or seen.after < since or use is None:
+        is_said = seen is not None and _is_fresh(state, seen) and seen.report.is_whole
+        if seen is None or not is_said or seen.after < since or use is None:
             return False
         if any(not p.gpus or set(p.gpus) & set(use.indices or p.gpus) for p in seen.report.pods):
             return False
@@ -191,7 +192,7 @@ def orders(state: State, node: str) -> NodeOrders | None:
                 index=index,
                 kind=_KINDS.get(owner.state, "unknown"),
                 job_id=owner.job_id,
-                pod_uid=owner.uid,
+                pod_uid=state.user_of(slurm_node, owner.uid, index),
                 user="" if job is None else job.user,
                 account="" if job is None else job.account,
             )

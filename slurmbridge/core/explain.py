@@ -111,8 +111,8 @@ def who(state: State, name: str) -> dict[str, Any] | None:
     rows = []
     for index, owner in enumerate(ledger.gpus):
         job = state.snapshot.jobs.get(owner.job_id)
-        pod = state.pods.get(owner.uid)
-        entry = state.book.get(owner.uid)
+        uid = state.user_of(slurm_node, owner.uid, index)
+        pod, entry = state.pods.get(uid), state.book.get(uid)
         rows.append(
             {
                 "gpu": index,

@@ -83,6 +83,8 @@ class Machine:
         if state.audited:
             cover.after_event(state)
             planned.after_event(state)
+            if state.robbed:
+                cover.after_event(state)
         out, state.out = state.out, []
         return out
 

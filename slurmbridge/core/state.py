@@ -292,6 +292,15 @@ class State:
         if slurm_node:
             self.dirty.add(slurm_node)
 
+    def user_of(self, slurm_node: str, claim_uid: str, index: int) -> str:
+        """UID of the pod that has a GPU of a claim; "" for a share of a gang's that none has."""
+        if claim_uid not in self.sharing:
+            return claim_uid if claim_uid not in self.live_groups else ""
+        for entry in self.entries_of(claim_uid):
+            if entry.slurm_node == slurm_node and index in (entry.gpus.indices or ()):
+                return entry.uid
+        return ""
+
     def owner_of(self, job: SlurmJob) -> ClaimId | None:
         """Whose claim a job is, or None."""
         return claim_of(job, self.settings.policy.cluster, self.settings.owner_uid)

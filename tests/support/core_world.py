@@ -23,7 +23,7 @@ from slurmbridge.core import publish
 from slurmbridge.core.machine import Machine
 from slurmbridge.core.settings import Eviction, Settings
 from slurmbridge.pool import keys
-from slurmbridge.pool.claim import Claim, ClaimId, claim_of, write_comment
+from slurmbridge.pool.claim import Claim, ClaimId, claim_of, group_uid, write_comment
 from slurmbridge.pool.gres import format_indices, parse_indices
 from slurmbridge.pool.ledger import GpuState
 from slurmbridge.pool.policy import Granularity, Policy
@@ -77,7 +77,11 @@ class BrokenPromise(AssertionError):
 
 @dataclass
 class ModelJob:
-    """A job of the model. uid: pod of a claim of ours; comment, name, user: who it says it is."""
+    """A job of the model. uid: of a claim of ours; comment, name, user: who it says it is.
+
+    rest: what a gang's claim holds on other nodes than the first. wants: of one that waits in the
+    queue, how many members with how many GPUs each.
+    """
 
     id: int
     node: str
@@ -94,6 +98,16 @@ class ModelJob:
     preempted_at: float | None = None
     serial: int = 0
     untold: bool = False
+    rest: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    wants: tuple[int, int] = (0, 0)
+
+    @property
+    def held(self) -> dict[str, tuple[int, ...]]:
+        """GPUs by node."""
+        return {self.node: self.gpus, **self.rest} if self.node else {}
+
+    def on(self, node: str) -> tuple[int, ...]:
+        return self.held.get(node, ())
 
     @property
     def holds(self) -> bool:
@@ -116,8 +130,10 @@ class ModelJob:
             partition="",
             qos="",
             state=JobState(base, frozenset({"COMPLETING"} if completing else ())),
-            nodes=(self.node,),
-            gpus=None if completing or self.untold else {self.node: use(self.gpus)},
+            nodes=tuple(self.held),
+            gpus=None
+            if completing or self.untold
+            else {n: use(g) for n, g in self.held.items()},
             start=self.start,
             end=self.end,
             preempted_at=self.preempted_at,
@@ -150,8 +166,10 @@ class SlurmModel:
             if job.state == "COMPLETING" and now >= job.completing_until:
                 job.state = "CANCELLED"
                 job.ended_at = now
-            if not job.holds and now - job.ended_at > MIN_JOB_AGE_S:
+            is_over = not job.holds and job.state != "PENDING"
+            if is_over and now - job.ended_at > MIN_JOB_AGE_S:
                 del self.jobs[job.id]
+        self.schedule()
         if now - self._saved_at >= SAVE_S:
             self.save()
 
@@ -161,7 +179,7 @@ class SlurmModel:
 
     def owner(self, node: str, gpu: int) -> ModelJob | None:
         for job in self.jobs.values():
-            if job.holds and job.node == node and gpu in job.gpus:
+            if job.holds and gpu in job.on(node):
                 return job
         return None
 
@@ -169,7 +187,7 @@ class SlurmModel:
         return [g for g in range(GPUS) if self.owner(node, g) is None]
 
     def is_completing(self, node: str) -> bool:
-        return any(j.state == "COMPLETING" and j.node == node for j in self.jobs.values())
+        return any(j.state == "COMPLETING" and node in j.held for j in self.jobs.values())
 
     def allocate(
         self,
@@ -196,7 +214,45 @@ class SlurmModel:
         self.jobs[job.id] = job
         return job
 
+    def queue(
+        self, members: int, count: int, name: str, comment: str, user_id: int, minutes: int
+    ) -> ModelJob:
+        """A job that waits until there is room for all members."""
+        self.serial += 1
+        start = self.now + 1e-6 * self.serial
+        job = ModelJob(self.next_id, "", (), name, comment, user_id, start, start + 60 * minutes)
+        job.serial, job.state, job.wants = self.serial, "PENDING", (members, count)
+        self.next_id += 1
+        self.jobs[job.id] = job
+        self.schedule()
+        return job
+
+    def schedule(self) -> None:
+        """Start what waits and fits, oldest first."""
+        for job in self.jobs.values():
+            if job.state != "PENDING":
+                continue
+            members, count = job.wants
+            given: dict[str, tuple[int, ...]] = {}
+            for node in NODES:
+                if node in self.down or self.is_completing(node):
+                    continue
+                free = self.free(node)
+                here = min(members, len(free) // count)
+                if here:
+                    given[node] = tuple(free[: here * count])
+                    members -= here
+            if not members:
+                self.serial += 1
+                length = job.end - job.start
+                job.start = self.now + 1e-6 * self.serial
+                job.state, job.end, job.serial = "RUNNING", job.start + length, self.serial
+                (job.node, job.gpus), *others = given.items()
+                job.rest = dict(others)
+
     def cancel(self, job: ModelJob) -> None:
+        if job.state == "PENDING":
+            job.state, job.ended_at = "CANCELLED", self.now
         if job.state in ("RUNNING", "SUSPENDED"):
             job.state = "COMPLETING"
             job.completing_until = self.now + EPILOG_S
@@ -204,7 +260,7 @@ class SlurmModel:
     def fail_node(self, node: str) -> None:
         self.down.add(node)
         for job in self.jobs.values():
-            if job.node == node and job.holds:
+            if node in job.held and job.holds:
                 job.state, job.ended_at = "NODE_FAIL", self.now
 
     def restart(self, under_reports: bool) -> None:
@@ -222,7 +278,7 @@ class SlurmModel:
         for job in jobs.values():
             if job.state == "COMPLETING":
                 job.completing_until = self.now + 0.5
-            elif job.node in self.down and job.holds:
+            elif job.held.keys() & self.down and job.holds:
                 job.state, job.ended_at = "NODE_FAIL", self.now
         self.save()
 
@@ -233,8 +289,8 @@ class SlurmModel:
                 sorted(
                     g
                     for j in self.jobs.values()
-                    if j.node == name and j.state in ("RUNNING", "SUSPENDED")
-                    for g in j.gpus
+                    if j.state in ("RUNNING", "SUSPENDED")
+                    for g in j.on(name)
                 )
             )
             if name in self.forgets_use:
@@ -462,11 +518,14 @@ class World:
 
     def claim_ends(self, pick: int, how: int) -> None:
         """Scancel, time limit, preemption, or suspension of a claim by Slurm."""
-        claims = [j for j in self.slurm.jobs.values() if j.state == "RUNNING" and j.uid]
+        states = ("RUNNING", "PENDING")
+        claims = [j for j in self.slurm.jobs.values() if j.state in states and j.uid]
         if not claims:
             return
         job = claims[pick % len(claims)]
-        if how % 5 == 0:
+        if job.state == "PENDING":
+            self.slurm.cancel(job)
+        elif how % 5 == 0:
             job.state = "SUSPENDED"
         elif how % 5 == 1:
             job.preempted_at = self.now
@@ -492,7 +551,7 @@ class World:
             return
         node = NODES[pick % 2]
         for job in self.slurm.jobs.values():
-            if job.node == node and job.holds:
+            if node in job.held and job.holds:
                 self._fault(job.uid, ended=True)
         self.slurm.fail_node(node)
 
@@ -704,7 +763,7 @@ class World:
                 self._demand(
                     not gpus & set(other.uses), "double_owned", f"{uid} was promised {gpus}"
                 )
-        if job is None or job.uid != uid:
+        if job is None or job.uid not in self._uids(self.pods[uid]):
             self._fault(uid)
         if self.agents is not None:
             ok = self.agents.may_take(node, self.now)
@@ -715,31 +774,43 @@ class World:
         """Is this an action that must never be taken?"""
         if isinstance(action, act.Evict):
             pod = self.pods[action.uid]
-            why = pod.fault and (pod.ended or pod.taken) and pod.covered_polls < 4
-            pod.evicted |= why
+            pod.evicted |= any(
+                mate.fault and (mate.ended or mate.taken) and mate.covered_polls < 4
+                for mate in self._mates(pod)
+            )
             self._demand(
                 pod.evicted or not pod.runs(self.now), "wrong_evictions", f"{action.uid} is evicted"
             )
         elif isinstance(action, act.End):
             job = self.slurm.jobs.get(action.job_id)
-            pod = self.pods.get(action.claim_id.uid)
-            if job is None or pod is None or job.state != "RUNNING" or job.uid != pod.record.uid:
+            if job is None or job.state != "RUNNING" or job.uid != action.claim_id.uid:
                 return
-            needed = pod.runs(self.now) and self._covers(job, pod)
-            others = [
-                j
-                for j in self.slurm.jobs.values()
-                if j.id != job.id and j.uid == pod.record.uid and self._covers(j, pod)
-            ]
-            self._demand(not needed or bool(others), "ended_in_use", f"End of {job.id}")
+            for pod in self._pods_of(job.uid):
+                needed = pod.runs(self.now) and self._covers(job, pod)
+                others = [
+                    j for j in self.slurm.jobs.values() if j.id != job.id and self._covers(j, pod)
+                ]
+                self._demand(not needed or bool(others), "ended_in_use", f"End of {job.id}")
 
     def _covers(self, job: ModelJob, pod: ModelPod) -> bool:
         return (
             job.state == "RUNNING"
-            and job.uid == pod.record.uid
-            and job.node == pod.node
-            and set(pod.uses) <= set(job.gpus)
+            and job.uid in self._uids(pod)
+            and pod.node in job.held
+            and set(pod.uses) <= set(job.on(pod.node))
         )
+
+    def _uids(self, pod: ModelPod) -> tuple[str, ...]:
+        """UIDs of the claims that a pod may live in: its own, and its gang's."""
+        group = pod.record.group
+        return (pod.record.uid,) if group is None else (pod.record.uid, group_uid(group.key))
+
+    def _pods_of(self, claim_uid: str) -> list[ModelPod]:
+        return [pod for pod in self.pods.values() if claim_uid in self._uids(pod)]
+
+    def _mates(self, pod: ModelPod) -> list[ModelPod]:
+        """The pod, and those that go with it."""
+        return self._pods_of(self._uids(pod)[-1])
 
     def _carry_out(self, action: act.Action, how: int) -> None:
         """0-9: well; 10, 11: late answer; 12: twice; 13: done, no answer; 14: not done, no answer
@@ -775,7 +846,12 @@ class World:
                 | act.Extend(claim_id=claim_id, job_id=job_id)
             ):
                 return ev.ActionFailed(type(action).__name__, claim_id.uid, job_id, "timed out")
-            case act.Cover(uid=uid) | act.LookPod(uid=uid) | act.Evict(uid=uid):
+            case (
+                act.Cover(uid=uid)
+                | act.LookPod(uid=uid)
+                | act.Evict(uid=uid)
+                | act.QueueGroup(uid=uid)
+            ):
                 return ev.ActionFailed(type(action).__name__, uid, 0, "timed out")
             case act.LookJob(uid=uid, job_id=job_id):
                 return ev.ActionFailed("LookJob", uid, job_id, "timed out")
@@ -790,6 +866,16 @@ class World:
                 if job is None:
                     return ev.AllocateRefused(uid, "busy", "Requested nodes are busy")
                 return ev.Allocated(uid, self._as_claim(job, request.id))
+            case act.QueueGroup(uid=uid, request=request):
+                job = self.slurm.queue(
+                    request.members,
+                    request.ask.gpu.count,
+                    request.id.job_name,
+                    write_comment(request.id, request.ref),
+                    OWNER,
+                    request.ask.minutes,
+                )
+                return ev.GroupQueued(uid, job.id)
             case act.Cover(uid=uid, request=request, indices=indices):
                 if self.slurm.is_completing(request.slurm_node):
                     return ev.ActionFailed("Cover", uid, 0, "jobs are ending on the node")
@@ -868,7 +954,7 @@ class World:
         can = not pod.is_gone and not pod.node and pod.record.deleting_since is None
         if can and how % 8 != 6:
             job = self.slurm.jobs.get(binding.job_id)
-            if job is None or job.uid != binding.uid or job.state != "RUNNING":
+            if job is None or job.uid not in self._uids(pod) or job.state != "RUNNING":
                 pod.fault = True
             elif job.untold:
                 job.untold = False
@@ -911,8 +997,7 @@ class World:
         self.watch.append(ev.PodGone(pod.record))
 
     def _fault(self, uid: str, ended: bool = False) -> None:
-        if uid in self.pods:
-            pod = self.pods[uid]
+        for pod in self._pods_of(uid):
             pod.fault, pod.ended = True, pod.ended or ended
             pod.covered_polls = 0
 
@@ -932,13 +1017,18 @@ class World:
                 pod.covered_polls = 0
             for gpu in pod.uses:
                 owner = self.slurm.owner(pod.node, gpu)
-                mine = owner is not None and owner.uid == pod.record.uid
+                mine = owner is not None and owner.uid in self._uids(pod)
                 pod.taken |= not mine and (owner is not None or pod.node in self.slurm.down)
                 self._demand(
                     mine or pod.fault,
                     "double_owned",
                     f"GPU {gpu} of {pod.node} is used by {pod.record.uid}, owner: {owner}",
                 )
+            for other in self.pods.values():
+                shared = set(pod.uses) & set(other.uses)
+                ok = other is pod or other.node != pod.node or not other.runs(self.now)
+                ok = ok or pod.fault or other.fault or not shared
+                self._demand(ok, "double_owned", f"{pod.record.uid}, {other.record.uid}: {shared}")
         self._check_book()
         self._check_view()
 
@@ -949,15 +1039,18 @@ class World:
         found = {(n, u) for n, entries in state.by_node.items() for u in entries}
         self._demand(by_node == found, "book", f"by_node: {by_node ^ found}")
         for job_id, uid in state.by_job.items():
-            ok = uid in state.book and state.book[uid].job_id == job_id
+            ok = any(entry.job_id == job_id for entry in state.entries_of(uid))
             self._demand(ok, "book", f"by_job: {job_id} {uid}")
+        sharing = {(g, u) for g, uids in state.sharing.items() for u in uids}
+        wanted = {(e.group, e.uid) for e in state.book.values() if e.group}
+        self._demand(sharing == wanted, "book", f"sharing: {sharing ^ wanted}")
         held = {e.uid for e in state.book.values() if e.phase in ("held", "queued")}
         self._demand(held == set(state.held), "book", f"held: {held ^ set(state.held)}")
         for entry in state.book.values():
             ok = not entry.waiters or entry.phase == "asking"
             self._demand(ok, "answers", f"{entry.uid} has waiters in phase {entry.phase}")
             if entry.job_id and entry.phase not in ("doubt", "lost"):
-                ok = state.by_job.get(entry.job_id) == entry.uid
+                ok = state.by_job.get(entry.job_id) == entry.claim_uid
                 self._demand(ok, "book", f"job {entry.job_id} of {entry.uid} is not in by_job")
 
     def _check_view(self) -> None:
@@ -977,9 +1070,9 @@ class World:
                 is_known = (
                     job.start < state.snapshot.began and job.revived_at < state.snapshot.began
                 ) or ((job.id, job.uid, job.start) in self.told and not job.revived_at)
-                if job.node == name and job.holds and is_known:
-                    text = f"job {job.id} holds {job.gpus} of {name}, free: {free}"
-                    self._demand(not free & set(job.gpus), "freed_in_view", text)
+                if name in job.held and job.holds and is_known:
+                    text = f"job {job.id} holds {job.on(name)} of {name}, free: {free}"
+                    self._demand(not free & set(job.on(name)), "freed_in_view", text)
             self._demand(view.free_total <= len(free), "freed_in_view", f"view of {name}")
 
     # What must come true in the end.
@@ -1054,17 +1147,17 @@ class World:
         state = self.machine.state
         claims: dict[str, list[ModelJob]] = {}
         for job in self.slurm.jobs.values():
-            if job.state in ("RUNNING", "SUSPENDED", "COMPLETING") and job.uid:
+            if (job.holds or job.state == "PENDING") and job.uid:
                 claims.setdefault(job.uid, []).append(job)
         for uid, jobs in claims.items():
-            pod = self.pods.get(uid)
-            needs = pod is not None and pod.runs(self.now)
+            needs = any(pod.runs(self.now) for pod in self._pods_of(uid))
             self._demand(needs, "leaked_claims", f"{jobs} of {uid}, whose pod needs none")
             self._demand(len(jobs) == 1, "leaked_claims", f"{uid} has several: {jobs}")
         for pod in self.pods.values():
             if pod.runs(self.now):
-                jobs = claims.get(pod.record.uid, [])
-                ok = len(jobs) == 1 and self._covers(jobs[0], pod)
+                mine = [j for uid in self._uids(pod) for j in claims.get(uid, [])]
+                jobs = [j for j in mine if self._covers(j, pod)]
+                ok = len(jobs) == 1
                 self._demand(ok, "uncovered", f"{pod.record.uid} runs, claims: {jobs}")
                 written = pod.record.annotations.get(keys.CLAIM)
                 self._demand(
@@ -1075,6 +1168,7 @@ class World:
                 )
         self._demand(not self.asks, "answers", f"never answered: {self.asks}")
         self._demand(not state.ending and not state.orphans, "leaked_state", "ending, orphans")
+        self._demand(not state.waiting.tickets, "leaked_state", f"{state.waiting.tickets}")
         for entry in state.book.values():
             ok = entry.phase == "bound" and self.pods[entry.uid].runs(self.now)
             self._demand(ok, "leaked_state", f"{entry}")

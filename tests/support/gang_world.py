@@ -41,6 +41,7 @@ class GangWorld(World):
                 grace_s=5,
                 gates=(keys.GATE,),
                 group=msgspec.structs.replace(group, rank=(rank,)),
+                annotations={keys.MODE: "queued"} if how % 4 < 2 else {},
             )
             self.pods[record.uid] = ModelPod(record)
             self.watch.append(ev.PodChanged(record))
