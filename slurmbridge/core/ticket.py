@@ -116,7 +116,7 @@ def explain(state: State, gang: GangState) -> dict[str, object] | None:
 
 
 def on_queued(state: State, event: GroupQueued) -> None:
-    """The gang has its place. An answer that comes late, or twice, may be of one that it lives in."""
+    """The gang has its place. An answer that comes late may be of one that it lives in by now."""
     if any(entry.job_id == event.job_id for entry in state.entries_of(event.uid)):
         return
     ticket = state.waiting.tickets.get(event.uid)
