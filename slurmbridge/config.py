@@ -174,6 +174,7 @@ class Rules(_Section, frozen=True):
         up; it starts all the same when they come.
     climb_s: seconds for which a gang's preferred topology level holds, where its annotation does
         not say.
+    group_queue_s: seconds after which a gang that does not fit is put into Slurm's queue.
     """
 
     hold_s: Seconds = 60.0
@@ -182,6 +183,7 @@ class Rules(_Section, frozen=True):
     node_annotation_s: Seconds = 15.0
     group_s: Seconds = 300.0
     climb_s: Seconds = 120.0
+    group_queue_s: Seconds = 2.0
 
 
 class Node(_Section, frozen=True):
@@ -285,6 +287,7 @@ class Config(_Section, frozen=True):
             node_annotation_s=self.rules.node_annotation_s,
             group_s=self.rules.group_s,
             climb_s=self.rules.climb_s,
+            group_queue_s=self.rules.group_queue_s,
             slurm_node_label=self.pool.slurm_node_label,
             topology_labels=self.pool.topology_labels,
             names=tuple(sorted(self.pool.names.items())),
