@@ -8,8 +8,11 @@ from slurmbridge.core.state import Entry, Phase, State, is_live, is_running
 from slurmbridge.pool import keys
 from slurmbridge.pool.claim import Claim, group_uid
 from slurmbridge.pool.errors import ParseError
-from slurmbridge.pool.gres import parse_indices
+from slurmbridge.pool.gres import format_indices, parse_indices
 from slurmbridge.pool.record import GpuUse, PodRecord, SlurmJob
+
+MOST_DIGITS = 10
+"""Of a job id."""
 
 
 class Written(NamedTuple):
@@ -29,6 +32,31 @@ def written_claim(pod: PodRecord) -> Written | None:
     except ParseError:
         indices = None
     return Written(int(job_id), indices)
+
+
+class Share(NamedTuple):
+    """A pod's share of its gang's claim, when its gate came off. indices (): not numbered."""
+
+    job_id: int
+    slurm_node: str
+    indices: tuple[int, ...]
+
+
+def write_share(entry: Entry) -> str:
+    """The value of `slurmbridge.dev/share`: `<job id>/<Slurm node>/<GPU indices>`."""
+    return f"{entry.job_id}/{entry.slurm_node}/{format_indices(entry.gpus.indices or ())}"
+
+
+def read_share(text: str) -> Share | None:
+    """The share that a pod names; None: it names none."""
+    job_id, _, rest = text.partition("/")
+    node, _, indices = rest.partition("/")
+    if not node or not job_id.isascii() or not job_id.isdigit() or len(job_id) > MOST_DIGITS:
+        return None
+    try:
+        return Share(int(job_id), node, parse_indices(indices))
+    except ParseError:
+        return None
 
 
 def uid_of_group(pod: PodRecord) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from slurmbridge.core import wake
 from slurmbridge.core.action import Lift
 from slurmbridge.core.event import Lifted
+from slurmbridge.core.evidence import write_share
 from slurmbridge.core.state import Entry, Phase, State
 from slurmbridge.pool import keys
 from slurmbridge.pool.record import PodRecord
@@ -51,6 +52,8 @@ def lift(state: State, entry: Entry, pod: PodRecord) -> None:
     notes: dict[str, str | None] = {}
     if keys.REASON in pod.annotations:
         notes[keys.REASON] = None
+    if entry.group:
+        notes[keys.SHARE] = write_share(entry)
     if not pod.gates:
         notes[keys.WAKE] = wake.mark(state)
     entry.lift_at = state.now

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from slurmbridge.core import answer, evict, lift, release
 from slurmbridge.core.action import AnnotatePod
-from slurmbridge.core.evidence import live_claims, share_of, use_of, written_claim
+from slurmbridge.core.evidence import (
+    live_claims,
+    others_on,
+    share_of,
+    use_of,
+    written_claim,
+)
 from slurmbridge.core.state import Entry, Phase, State
 from slurmbridge.pool import keys
 from slurmbridge.pool.claim import Ask, Claim, ClaimRequest
@@ -98,7 +104,15 @@ def meet(state: State, entry: Entry, *, trusted: bool = False) -> None:
 def _agrees(state: State, entry: Entry, pod: PodRecord) -> bool:
     """Whether the pod was bound with this claim; if not, what it was bound with is looked for."""
     written = written_claim(pod)
-    if written is None or written.job_id == entry.job_id:
+    if written is None:
+        return True
+    if written.job_id == entry.job_id and entry.group and written.indices is not None:
+        # Of a gang's claim the pod may have been promised another share by an earlier leader.
+        gpus = GpuUse(entry.gpus.counts, written.indices)
+        if written.indices == entry.gpus.indices or not others_on(state, entry, gpus):
+            entry.gpus = gpus
+            return True
+    elif written.job_id == entry.job_id:
         return True
     if written.indices == entry.gpus.indices:
         return True

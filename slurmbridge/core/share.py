@@ -1,8 +1,8 @@
 """One claim, many pods: each member of a gang has its share of the GPUs on its node.
 
 Slurm says which GPUs of each node the job holds; who of the gang gets which of them is decided
-here, once, before the gates come off, and is written on each pod with its Binding. From then on
-what the pods say is believed, so that a restart changes no share.
+here, once, and is written on each pod as its gate comes off (`slurmbridge.dev/share`), and with its
+Binding. From then on what the pods say is believed, so that a restart changes no share.
 """
 
 from __future__ import annotations
@@ -10,11 +10,18 @@ from __future__ import annotations
 import numpy as np
 
 from slurmbridge.core import publish, settle
-from slurmbridge.core.evidence import live_claims, others_on, written_claim
+from slurmbridge.core.evidence import (
+    Share,
+    live_claims,
+    others_on,
+    read_share,
+    written_claim,
+)
 from slurmbridge.core.places import topology
 from slurmbridge.core.settle import request_for
 from slurmbridge.core.state import Entry, Phase, State, asked_gpus
 from slurmbridge.core.waiting import GangState
+from slurmbridge.pool import keys
 from slurmbridge.pool.policy import Refusal, honour, resolve
 from slurmbridge.pool.record import GpuUse, PodRecord, SlurmJob
 from slurmbridge.topology.gang import Gang, Placement
@@ -57,20 +64,23 @@ def adopt(state: State, uid: str, job: SlurmJob, pods: list[PodRecord]) -> None:
         if pod.node and written is not None and written.job_id == job.id and slurm_node:
             gpus = GpuUse(asked_gpus(pod).counts, written.indices)
             _settle_in(state, uid, job, pod, slurm_node, gpus)
-    spare = _spare(state, uid, job)
     for pod in pods:
-        name = state.slurm_of.get(pod.nominated, "")
-        is_open = not pod.node and not pod.gates and pod.deleting_since is None
+        told = _promised(pod)
+        if told is None or told.job_id != job.id:
+            continue
         if pod.uid in state.book or live_claims(state, pod.uid):
             continue
-        if is_open and name in spare:
-            _take(state, uid, job, pod, name, spare)
-            if (entry := state.book.get(pod.uid)) is not None:
-                entry.promised = UNKNOWN_PROMISES
+        spare = _spare(state, uid, job, but=pod.uid)
+        entry = _take(state, uid, job, pod, told.slurm_node, spare, told.indices)
+        if entry is not None:
+            entry.promised = UNKNOWN_PROMISES
 
 
-def _spare(state: State, uid: str, job: SlurmJob) -> dict[str, list[int]]:
-    """What no member has, by Slurm node: GPU indices, or as many -1 where there are none."""
+def _spare(state: State, uid: str, job: SlurmJob, but: str = "") -> dict[str, list[int]]:
+    """What no member has or may be bound with, by Slurm node: GPU indices, or -1 without numbers.
+
+    but: UID of a member that does not count.
+    """
     spare: dict[str, list[int]] = {}
     for name, use in (job.gpus or {}).items():
         spare[name] = [-1] * use.total if use.indices is None else sorted(use.indices)
@@ -78,12 +88,23 @@ def _spare(state: State, uid: str, job: SlurmJob) -> dict[str, list[int]]:
         if entry.job_id == job.id:
             _charge(spare.get(entry.slurm_node), entry.gpus)
     for pod in state.pods.values():
-        is_unknown = bool(pod.node) and not pod.is_over and pod.uid not in state.book
-        written = written_claim(pod) if is_unknown else None
-        if written is not None and written.job_id == job.id:
+        if pod.is_over or pod.uid in state.book or pod.uid == but:
+            continue
+        written, told = written_claim(pod), _promised(pod)
+        if pod.node and written is not None and written.job_id == job.id:
             gpus = GpuUse(asked_gpus(pod).counts, written.indices)
             _charge(spare.get(state.slurm_of.get(pod.node, "")), gpus)
+        elif told is not None and told.job_id == job.id:
+            gpus = GpuUse(asked_gpus(pod).counts, told.indices or None)
+            _charge(spare.get(told.slurm_node), gpus)
     return spare
+
+
+def _promised(pod: PodRecord) -> Share | None:
+    """The share that a pod may be bound with any moment: its gate is off, and it names one."""
+    if pod.node or pod.gates or pod.deleting_since is not None:
+        return None
+    return read_share(pod.annotations.get(keys.SHARE, ""))
 
 
 def _charge(spare: list[int] | None, gpus: GpuUse) -> None:
@@ -123,20 +144,29 @@ def _nodes_for(
 
 
 def _take(
-    state: State, uid: str, job: SlurmJob, pod: PodRecord, name: str, spare: dict[str, list[int]]
+    state: State,
+    uid: str,
+    job: SlurmJob,
+    pod: PodRecord,
+    name: str,
+    spare: dict[str, list[int]],
+    exactly: tuple[int, ...] = (),
 ) -> Entry | None:
-    """The pod's share on a node, if there is one."""
+    """The pod's share on a node, if there is one; exactly: these GPUs or none."""
     count, kube_node = asked_gpus(pod).total, state.kube_of.get(name, "")
     node = state.kube_nodes.get(kube_node)
     if node is None or not count or len(spare.get(name, ())) < count:
         return None
-    if not node.ready or state.now < state.waiting.excluded.get(pod.uid, {}).get(kube_node, 0.0):
+    excluded = state.waiting.excluded.get(pod.uid, {})
+    if not exactly and (not node.ready or state.now < excluded.get(kube_node, 0.0)):
         return None
-    indices = tuple(spare[name][:count])
+    if not set(exactly) <= set(spare[name]) or len(exactly) not in (0, count):
+        return None
+    indices = exactly or tuple(spare[name][:count])
     gpus = GpuUse(asked_gpus(pod).counts, None if -1 in indices else indices)
     entry = _settle_in(state, uid, job, pod, name, gpus)
     if entry is not None:
-        del spare[name][:count]
+        _charge(spare[name], gpus)
     return entry
 
 

@@ -30,6 +30,8 @@ GPUS: Final = PREFIX + "gpus"
 counts the GPUs of the node but does not number them."""
 REASON: Final = PREFIX + "reason"
 """Why the pod waits or was stopped: one of `slurmbridge.pool.verdict.Reason` and a text."""
+SHARE: Final = PREFIX + "share"
+"""What of its gang's claim a pod is given, before it is bound: `<job id>/<Slurm node>/<GPUs>`."""
 WAKE: Final = PREFIX + "wake"
 """Changed on a waiting pod when it now fits: any change makes kube-scheduler try it again."""
 
@@ -66,4 +68,4 @@ USER_KEYS: Final = frozenset(
         MODE,
     }
 )
-OUR_KEYS: Final = frozenset({CLAIM, GPUS, REASON, WAKE, POOL})
+OUR_KEYS: Final = frozenset({CLAIM, GPUS, REASON, SHARE, WAKE, POOL})
