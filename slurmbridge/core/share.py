@@ -15,6 +15,7 @@ from slurmbridge.core.evidence import (
     live_claims,
     others_on,
     read_share,
+    uid_of_group,
     written_claim,
 )
 from slurmbridge.core.places import topology
@@ -55,15 +56,15 @@ def lay(state: State, uid: str, job: SlurmJob, pods: list[PodRecord]) -> list[Po
 
 
 def adopt(state: State, uid: str, job: SlurmJob, pods: list[PodRecord]) -> None:
-    """After a restart: members that are bound, or may be any moment, are found in their shares."""
+    """After a restart: members that are bound, or may be any moment, are found in their shares.
+
+    A pod can say anything: what is not a share of the claim is not believed.
+    """
     for pod in pods:
-        if pod.uid in state.book or pod.uid not in state.pods:
-            continue
-        written = written_claim(pod)
-        slurm_node = state.slurm_of.get(pod.node, "")
-        if pod.node and written is not None and written.job_id == job.id and slurm_node:
-            gpus = GpuUse(asked_gpus(pod).counts, written.indices)
-            _settle_in(state, uid, job, pod, slurm_node, gpus)
+        written = written_claim(pod) if pod.node and pod.uid not in state.book else None
+        if written is not None and written.job_id == job.id:
+            name, spare = state.slurm_of.get(pod.node, ""), _spare(state, uid, job, but=pod.uid)
+            _take(state, uid, job, pod, name, spare, written.indices or ())
     for pod in pods:
         told = _promised(pod)
         if told is None or told.job_id != job.id:
@@ -88,7 +89,7 @@ def _spare(state: State, uid: str, job: SlurmJob, but: str = "") -> dict[str, li
         if entry.job_id == job.id:
             _charge(spare.get(entry.slurm_node), entry.gpus)
     for pod in state.pods.values():
-        if pod.is_over or pod.uid in state.book or pod.uid == but:
+        if pod.is_over or pod.uid in state.book or pod.uid == but or uid_of_group(pod) != uid:
             continue
         written, told = written_claim(pod), _promised(pod)
         if pod.node and written is not None and written.job_id == job.id:
@@ -158,7 +159,8 @@ def _take(
     if node is None or not count or len(spare.get(name, ())) < count:
         return None
     excluded = state.waiting.excluded.get(pod.uid, {})
-    if not exactly and (not node.ready or state.now < excluded.get(kube_node, 0.0)):
+    is_new = not exactly and not pod.node
+    if is_new and (not node.ready or state.now < excluded.get(kube_node, 0.0)):
         return None
     if not set(exactly) <= set(spare[name]) or len(exactly) not in (0, count):
         return None

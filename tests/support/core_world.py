@@ -131,9 +131,7 @@ class ModelJob:
             qos="",
             state=JobState(base, frozenset({"COMPLETING"} if completing else ())),
             nodes=tuple(self.held),
-            gpus=None
-            if completing or self.untold
-            else {n: use(g) for n, g in self.held.items()},
+            gpus=None if completing or self.untold else {n: use(g) for n, g in self.held.items()},
             start=self.start,
             end=self.end,
             preempted_at=self.preempted_at,
