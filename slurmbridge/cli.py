@@ -322,6 +322,10 @@ def _print_gang(gang: dict[str, Any]) -> None:
             print(f"  {word}: {gang[word]}")
     if gang["waits"]:
         print(f"  waits: {gang['waits']}")
+    if (job := gang["slurmJob"]) is not None:
+        print(f"  Slurm job {job['jobId']}: {job['state']}, for all members")
+    if gang["whyNotNow"]:
+        print(f"  why not now: {gang['whyNotNow']}")
     if gang["level"]:
         spread = "".join(f", {n} {level}s" for level, n in gang["spread"].items())
         print(f"  in one {gang['level']}: {gang['domain']}{spread}")

@@ -77,8 +77,9 @@ def gpus_by_state(state: State) -> Counter[str]:
 
 
 def claims_by_phase(state: State) -> Counter[str]:
-    """Claims by `Phase`; those that are ending stand beside the book, and count too."""
+    """Claims by `Phase`; those that are ending and gangs' places stand beside the book."""
     phases = Counter(str(e.phase) for e in state.book.values())
+    phases[str(Phase.QUEUED)] += len(state.waiting.tickets)
     phases[str(Phase.ENDING)] = len(state.ending)
     return phases
 

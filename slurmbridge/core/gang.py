@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from slurmbridge.core import layout, lift, release, room, share, shares, ticket, wish
+from slurmbridge.core import layout, lift, release, room, shares, split, ticket, wish
 from slurmbridge.core.action import Allocate, AnnotatePod, LookGroup, Tell
 from slurmbridge.core.event import GroupLooked, TopologyRead
 from slurmbridge.core.settle import request_for
@@ -25,7 +25,7 @@ from slurmbridge.pool.claim import Ask, group_uid
 from slurmbridge.pool.hostlist import natural
 from slurmbridge.pool.policy import Refusal, resolve
 from slurmbridge.pool.reason import Reason
-from slurmbridge.pool.record import PodRecord
+from slurmbridge.pool.record import PodRecord, SlurmJob
 
 LOOK_SIZE_S = 5.0
 LOOK_AGAIN_S = 10.0
@@ -159,7 +159,7 @@ def settle(state: State, gang: GangState) -> None:
         return
     may_queue = not started and not held
     if may_queue and wish.must_queue(state, missing):
-        _queue(state, gang, missing, "slurm: is to wait in Slurm's queue, which cannot hold it")
+        _queue(state, gang, missing, "mode: it is to wait in Slurm's queue")
         return
     plan = _plan(state, gang, members, missing)
     if isinstance(plan, str):
@@ -197,7 +197,10 @@ def _has_turn(state: State, gang: GangState, missing: list[PodRecord], *, begun:
         if place is not None:
             _wait(state, gang, ticket.text(place))
         return place is None
-    left = share.lay(state, gang.uid, job, missing)
+    if not begun and (over := shares.too_many(state, _gpus_of(job), gang.uid)):
+        ticket.refuse(state, gang, job, f"{Reason.CEILING}: {over}")
+        return False
+    left = split.lay(state, gang.uid, job, missing)
     if left and not begun:
         for pod in missing:
             if (entry := state.book.get(pod.uid)) is not None:
@@ -208,12 +211,17 @@ def _has_turn(state: State, gang: GangState, missing: list[PodRecord], *, begun:
     return True
 
 
+def _gpus_of(job: SlurmJob) -> dict[str, int]:
+    return {name: use.total for name, use in (job.gpus or {}).items()}
+
+
 def _queue(state: State, gang: GangState, members: list[PodRecord], why: str) -> None:
     """Ask for a place in Slurm's queue, where the gang can be said in one job and may have one."""
     request = wish.request_of(state, gang, members)
     if request is None:
         _wait(state, gang, why)
     else:
+        gang.short = why
         ticket.submit(state, gang, request)
 
 
@@ -318,7 +326,7 @@ def _plan(
     if text := shares.too_many(state, gpus_on):
         return f"{Reason.CEILING}: {text}"
     if laid.found is not None:
-        share.note_place(gang, laid.found)
+        split.note_place(gang, laid.found)
     return {uid: (node, asks[uid]) for uid, node in laid.node_of.items()}
 
 
@@ -420,6 +428,7 @@ def explain(state: State, pod: PodRecord) -> dict[str, object] | None:
         "withoutGpus": len(state.waiting.others.get(gang.key, ())),
         "waits": gang.text or None,
         "slurmJob": ticket.explain(state, gang),
+        "whyNotNow": gang.short if gang.uid in state.waiting.tickets else None,
         "attempts": gang.attempts,
         "level": gang.level or None,
         "domain": gang.domain or None,

@@ -16,9 +16,9 @@ class Eviction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
     """How many pods may be evicted because their claims are gone.
 
     per_minute: at most so many in any 60 s.
-    share, at_least: if more than this share of the bound pods (and more than at_least) have lost
-        their claims at once, the breaker opens: nothing is evicted until a person has looked
-        (`slurmbridge breaker`).
+    share, at_least: if more than this share of the claims in use (and more than at_least) are lost
+        at once, the breaker opens: nothing is evicted until a person has looked (`slurmbridge
+        breaker`). A gang that goes as a whole is one loss.
     """
 
     per_minute: Annotated[int, msgspec.Meta(ge=1, le=10000)] = 60

@@ -77,12 +77,17 @@ def room(state: State, slurm_node: str) -> int | None:
     return None if count is None else count.room
 
 
-def too_many(state: State, gpus_on: Mapping[str, int]) -> str:
-    """Why so many more GPUs (by Slurm node) are too many for a group; "" when they are not."""
+def too_many(state: State, gpus_on: Mapping[str, int], uid: str = "") -> str:
+    """Why so many more GPUs (by Slurm node) are too many for a group; "" when they are not.
+
+    uid: of a claim that may be counted already.
+    """
     wanted: Counter[str] = Counter()
     for name, gpus in gpus_on.items():
         if (count := state.shares.of.get(name)) is not None:
-            wanted[count.group.name] += gpus
+            ledger = state.ledgers.get(name) if uid else None
+            counted = 0 if ledger is None else sum(1 for o in ledger.gpus if o.uid == uid)
+            wanted[count.group.name] += max(0, gpus - counted)
     for name, gpus in sorted(wanted.items()):
         left = state.shares.groups[name].room
         if gpus > left:

@@ -2,7 +2,7 @@
 
 A gang that cannot be placed now, or is to be queued, waits there with its account, QOS and time
 limit, so that Slurm's priority, fairshare, limits and backfill order it with native jobs. When the
-job starts, it is the claim of the whole gang: `share` lays the members on its nodes.
+job starts, it is the claim of the whole gang: `split` lays the members on its nodes.
 
 The place is Slurm's alone: after a restart of the bridge it is found by the job's comment, which
 names the gang.
@@ -10,7 +10,7 @@ names the gang.
 
 from __future__ import annotations
 
-from slurmbridge.core import agents, release, share
+from slurmbridge.core import agents, release, split
 from slurmbridge.core.action import Evict, LookJob, QueueGroup, Tell
 from slurmbridge.core.event import GroupQueued, GroupRefused, JobLooked
 from slurmbridge.core.evidence import uid_of_group
@@ -281,7 +281,7 @@ def _compare(state: State, uid: str, job: SlurmJob, pods: list[PodRecord]) -> No
         return
     if not sharers:
         state.waiting.adopted.setdefault(uid, Adopted(state.now, state.moment))
-    share.adopt(state, uid, job, pods)
+    split.adopt(state, uid, job, pods)
     if state.entries_of(uid) or any(p.uid not in state.book and not p.node for p in pods):
         _wake_gang(state, uid)
     else:

@@ -93,7 +93,7 @@ class GangState:
     levels below are used, and why it is not lower.
     told: members that were told the text. seats: the node that was last meant for each rank.
     uid: of its claim, where it has one for all. cancelled: who has ended its place in Slurm's queue
-    ("" while nobody has): its pods are to go.
+    ("" while nobody has): its pods are to go. short: why it was put into Slurm's queue.
     """
 
     key: str
@@ -116,6 +116,7 @@ class GangState:
     attempts: int = 0
     seats: dict[str, str] = field(default_factory=dict)
     cancelled: str = ""
+    short: str = ""
 
 
 @dataclass(slots=True)

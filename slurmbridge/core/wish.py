@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slurmbridge.core import publish
+from slurmbridge.core import publish, shares
 from slurmbridge.core.places import topology
 from slurmbridge.core.room import Room, Wishes, wishes_of
 from slurmbridge.core.state import State
@@ -68,7 +68,7 @@ def request_of(state: State, gang: GangState, members: list[PodRecord]) -> Group
         anywhere = Room(state, index, members, asks).pack(places, members, Wishes(), True)
         if isinstance(anywhere, Placement):
             return None
-    usable = _usable(state, index, members)
+    usable = _usable(state, index, members, first.gpu.count * len(members))
     rooms = np.where(usable, total, 0).astype(np.int64)
     sizes = Gang((first.gpu.count,) * len(members))
     if not isinstance(pack(places, rooms, sizes, wish, climb=climb, candidates=usable), Placement):
@@ -95,8 +95,12 @@ def _policy(state: State) -> Policy:
     return state.settings.policy
 
 
-def _usable(state: State, index: ViewIndex, members: list[PodRecord]) -> Bools:
-    """Nodes that Kubernetes would let every member run on, whatever runs there now."""
+def _usable(state: State, index: ViewIndex, members: list[PodRecord], gpus: int) -> Bools:
+    """Nodes that Kubernetes would let every member run on, whatever runs there now.
+
+    Those of a node group too that has all GPUs of the gang left for Kubernetes: Slurm knows no
+    ceiling of ours.
+    """
     selector = {pair for pod in members for pair in pod.selector}
     excluded = {
         name
@@ -107,11 +111,13 @@ def _usable(state: State, index: ViewIndex, members: list[PodRecord]) -> Bools:
     usable = np.zeros(len(index), np.bool_)
     for row, name in enumerate(index.names):
         node, view = state.kube_nodes.get(name), state.views[name]
+        room = shares.room(state, view.slurm_node)
         usable[row] = (
             node is not None
             and node.ready
             and not node.unschedulable
             and view.agent
+            and (room is None or room >= gpus)
             and name not in state.problems
             and name not in excluded
             and all(node.labels.get(key) == value for key, value in selector)

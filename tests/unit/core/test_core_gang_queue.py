@@ -6,17 +6,23 @@ import pytest
 
 from slurmbridge.core import action as act
 from slurmbridge.core import event as ev
+from slurmbridge.core.explain import explain
 from slurmbridge.pool import keys
 from slurmbridge.pool.claim import ClaimId, group_uid, write_comment
 from slurmbridge.pool.group import Group
+from slurmbridge.pool.policy import IdentityRule
+from slurmbridge.pool.record import Reservation
+from slurmbridge.pool.share import NodeGroup, Side
 from tests.support.builders import (
     CLUSTER,
     OWNER,
     T0,
     Story,
+    make_claim_job,
     make_job,
     make_kube_node,
     make_pod,
+    make_policy,
     make_settings,
     none,
     only,
@@ -96,6 +102,63 @@ def test_its_pods_are_told_the_job_its_reason_and_when_it_is_to_start():
         "expected to start at 2027-01-15T08:10Z"
     )
     assert told == {"uid-g0": text, "uid-g1": text}
+
+
+def test_explain_names_the_job_and_why_the_gang_could_not_start_at_once():
+    story = pool(member(0), member(1))
+    queue(story)
+    told = explain(story.machine.state, "default", "g1")["group"]
+    assert told["slurmJob"] == {
+        "jobId": 70,
+        "state": "PENDING",
+        "reason": "Resources",
+        "expectedStart": "2027-01-15T08:10:00Z",
+    }
+    assert "lacks room for 1 pod" in told["whyNotNow"]
+    start(story, n3="0-7", n4="0-7")
+    told = explain(story.machine.state, "default", "g1")["group"]
+    assert (told["slurmJob"], told["whyNotNow"]) == (
+        {"jobId": 70, "state": "RUNNING", "members": 2},
+        None,
+    )
+    assert (told["level"], told["domain"]) == ("rack", "r2")
+    assert {row["jobId"] for row in told["members"]} == {70}
+
+
+def planned_job(start):
+    return make_job(800).planned(start, "n1", "n2", "n3", "n4")
+
+
+def maintenance(start):
+    return Reservation("upgrade", start, start + 3600, ("n1", "n2", "n3", "n4"), users=("root",))
+
+
+@pytest.mark.parametrize("promise", ["plan", "reservation"])
+@pytest.mark.parametrize(("duration", "at_once"), [("5m", True), ("50m", False), ("", False)])
+def test_a_gang_keeps_what_slurm_has_promised_to_others(promise, duration, at_once):
+    notes = {"DURATION": duration} if duration else {}
+    story = Story(*RACKS)
+    if promise == "plan":
+        story.slurm(planned_job(T0 + 1200))
+    else:
+        story.reservations.append(maintenance(T0 + 1200))
+    story.start(member(0, **notes), member(1, **notes)).pass_time(4)
+    assert len(story.of(act.Allocate)) == (2 if at_once else 0)
+    # Slurm itself finds the time for the others: they wait in its queue.
+    assert len(story.of(act.QueueGroup)) == (0 if at_once else 1)
+
+
+def test_a_gang_in_a_reservation_goes_where_it_is_and_waits_in_the_queue_with_it():
+    rule = IdentityRule(namespaces=("*",), reservations=("ours",))
+    story = Story(*RACKS, settings=make_settings(make_policy(identities=(rule,))))
+    story.reservations.append(Reservation("ours", T0 - 60, T0 + 36000, ("n1", "n2")))
+    pods = [member(i, RESERVATION="ours") for i in range(2)]
+    story.start(*pods)
+    assert {a.request.slurm_node for a in story.of(act.Allocate)} == {"n1", "n2"}
+    story = Story(*RACKS, settings=make_settings(make_policy(identities=(rule,))))
+    story.slurm(*natives("n1"))
+    story.reservations.append(Reservation("ours", T0 - 60, T0 + 36000, ("n1", "n2")))
+    assert queue(story.start(*pods)).ask.reservation == "ours"
 
 
 def test_when_it_starts_each_member_has_its_share_and_all_gates_come_off():
@@ -328,6 +391,25 @@ def test_a_required_level_is_one_domain_and_nodes_that_kubernetes_cannot_use_are
     story.kube_nodes["n2"] = make_kube_node("n2").not_ready()
     story.handle(ev.NodeChanged(plain(story.kube_nodes["n2"])))
     assert queue(story).exclude == "n2"
+
+
+def test_nodes_of_a_group_without_room_for_kubernetes_are_left_out():
+    group = NodeGroup(name="g", nodes="n[1-2]", kubernetes=Side(ceiling=8))
+    story = pool(member(0), member(1), groups=(group,))
+    assert queue(story).exclude == "n[1-2]"
+
+
+def test_what_slurm_gives_above_a_ceiling_is_given_back():
+    group = NodeGroup(name="g", nodes="n[1-4]", kubernetes=Side(ceiling=16))
+    story = pool(member(0), member(1), groups=(group,))
+    queue(story)
+    other = make_pod("x").gpus(1).on("n2", 80, "0")
+    story.slurm(make_claim_job(80, other, "n2", "0"), without=(902,))
+    story.see(other)
+    story.poll()
+    found = start(story, n3="0-7", n4="0-7")
+    assert only(found, act.End).job_id == 70
+    assert none(found, act.Lift)
 
 
 def test_a_claim_of_a_gang_without_pods_is_ended_after_a_while():
