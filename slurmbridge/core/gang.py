@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from slurmbridge.core import layout, lift, release, room, shares, split, ticket, wish
+from slurmbridge.core import layout, lift, publish, release, room, shares, split, ticket, wish
 from slurmbridge.core.action import Allocate, AnnotatePod, LookGroup, Tell
 from slurmbridge.core.event import GroupLooked, TopologyRead
 from slurmbridge.core.settle import request_for
@@ -197,6 +197,7 @@ def _has_turn(state: State, gang: GangState, missing: list[PodRecord], *, begun:
         if place is not None:
             _wait(state, gang, ticket.text(place))
         return place is None
+    publish.refresh(state)
     if not begun and (over := shares.too_many(state, _gpus_of(job), gang.uid)):
         ticket.refuse(state, gang, job, f"{Reason.CEILING}: {over}")
         return False
