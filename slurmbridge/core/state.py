@@ -334,8 +334,7 @@ class State:
         self.leave_group(entry)
         self.book.pop(entry.uid, None)
         self.loose.add(entry.uid)
-        if entry.planned or entry.uid in self.waiting.lifted:
-            self.waiting.consider.add(entry.uid)
+        self.waiting.consider.add(entry.uid)
         on_node = self.by_node.get(entry.slurm_node, {})
         on_node.pop(entry.uid, None)
         if not on_node:

@@ -37,7 +37,9 @@ from tests.unit.slurm.listings import MARK, VERSIONS, answers, text
 MOST_S = 15.0
 """One parse of a small spoilt text; a reader that expands or backtracks without bound takes longer
 by orders of magnitude."""
-FEW = settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+FEW = settings(
+    max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
 BITS = st.sampled_from(
     (
         *("", "=", "\n", " ", ",", "(", ")", "[", "]", "(null)", "NodeName=", "JobId=", "N/A"),
@@ -184,10 +186,16 @@ trees = st.recursive(
 )
 
 
-def unescaped(value):
-    """A tree whose texts and numbers can be encoded."""
-    text = json.dumps(value).replace("\\udce9", "?")
-    return json.loads(text, parse_int=lambda digits: int(digits[:18]))
+def packed(value):
+    """A tree as bytes of the link; texts and numbers that cannot be encoded are left out."""
+    if isinstance(value, dict):
+        value = {key: msgspec.Raw(packed(item)) for key, item in value.items() if key.isascii()}
+    elif isinstance(value, list):
+        value = [msgspec.Raw(packed(item)) for item in value]
+    try:
+        return msgspec.msgpack.encode(value)
+    except (UnicodeEncodeError, OverflowError):
+        return b"\xc0"
 
 
 def paths(value, here=()):
@@ -275,7 +283,7 @@ def test_the_object_of_a_group_is_read_or_refused(tree, where):
 
 
 @FEW
-@given(st.binary(max_size=80) | trees.map(lambda t: msgspec.msgpack.encode(unescaped(t))))
+@given(st.binary(max_size=80) | trees.map(packed))
 def test_any_bytes_on_the_link_and_from_the_api_server_are_read_or_refused(data):
     for parse in (codec.decode_view, codec.decode_delta, codec.decode_policy, status.read_status):
         survive(parse, data)

@@ -1088,6 +1088,7 @@ class World:
                 self.slurm.cancel(job)
         for second in range(seconds):
             if second == seconds - 120:
+                self._check_nobody_waits_beside_room()
                 # The planner would go on for ever to place pods that wait.
                 for pod in self.pods.values():
                     if not pod.is_gone and not pod.node:
@@ -1127,6 +1128,21 @@ class World:
             for node in NODES:
                 look = self.agents.look(self, node, registered=True, whole=True)
                 self.agents.bring(self, look)
+
+    def _check_nobody_waits_beside_room(self) -> None:
+        """No pod behind the gate waits for ever while a node would take it."""
+        state = self.machine.state
+        publish.refresh(state)
+        room = max(
+            (v.free_total for v in state.views.values() if v.agent and not v.blocked), default=0
+        )
+        for uid, known in state.pods.items():
+            alone = keys.GATE in known.gates and known.group is None and not known.node
+            if alone and not known.is_over and known.deleting_since is None:
+                fits = known.gpu is not None and known.gpu.count <= room
+                self._demand(
+                    uid in state.book or not fits, "stuck", f"{uid} waits, {room} are free"
+                )
 
     def _schedule(self) -> None:
         """kube-scheduler binds the pods that a node was nominated for."""

@@ -215,3 +215,15 @@ def test_cpus_of_claims_that_no_reading_shows_yet_count():
     for i, pod in enumerate(pods[:2]):
         claim = make_claim(7 + i, pod, "n1", str(i), granted=story.now)
         assert asked(story.handle(ev.Allocated(f"uid-p{i}", claim))) == []
+
+
+def test_a_pod_whose_claim_had_no_gpus_and_was_seen_in_a_reading_is_planned_again():
+    """Its claim was ended by whoever made it, and a reading that began before still shows it."""
+    story = Story("n1").start()
+    pod = gated(gpus=2)
+    assert asked(story.see(pod)) == [("a", "n1")]
+    story.handle(ev.AllocateRefused("uid-a", "starting", "runs without GPUs"))
+    story.slurm(make_claim_job(10, pod).on_unknown("n1")).poll()
+    assert story.phase(pod) == "doubt"
+    story.slurm(without=(10,)).forget()
+    assert ("a", "n1") in asked(story.pass_time(30))
