@@ -157,7 +157,7 @@ def settle(state: State, gang: GangState) -> None:
         return
     if gang.pause is not None and state.now < gang.pause.until:
         return
-    may_queue = not started and not held
+    may_queue = not started and not held and not ticket.is_anothers(state, gang)
     if may_queue and wish.must_queue(state, missing):
         _queue(state, gang, missing, "mode: it is to wait in Slurm's queue")
         return
@@ -188,6 +188,8 @@ def _has_turn(state: State, gang: GangState, missing: list[PodRecord], *, begun:
     if gang.cancelled:
         _wait(state, gang, f"slurm: {gang.cancelled}")
         return False
+    if not begun and ticket.is_anothers(state, gang):
+        return True
     place = ticket.complete(state, gang)
     job = ticket.claim_of_gang(state, gang, begun=begun)
     if job is None and begun:

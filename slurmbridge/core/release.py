@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurmbridge.core import agents
 from slurmbridge.core.action import End, LookPod, Tell
 from slurmbridge.core.event import Ended
-from slurmbridge.core.evidence import is_outdated
+from slurmbridge.core.evidence import is_outdated, uid_of_group
 from slurmbridge.core.state import NO_GPUS, Ending, Entry, Phase, State, is_live
 from slurmbridge.pool.claim import Claim, ClaimId
 from slurmbridge.pool.record import GpuUse, PodRecord, SlurmJob
@@ -101,12 +101,21 @@ def settle_endings(state: State) -> None:
 
 
 def _may_be_new(state: State, ending: Ending) -> bool:
-    """Whether the pod is being given another claim, which may have got the same id."""
+    """Whether the pod, or one of the gang, is being given another claim.
+
+    That may have got the same id; or the pod was bound with the one that ends, and needs it.
+    """
+    uid = ending.claim_id.uid
+    ticket = state.waiting.tickets.get(uid)
+    if ticket is not None and not ticket.job_id:
+        return True
     if ending.claim_id.kind == "group":
-        ticket = state.waiting.tickets.get(ending.claim_id.uid)
-        return ticket is not None and not ticket.job_id
-    entry = state.book.get(ending.claim_id.uid)
-    return entry is not None and entry.phase in (Phase.ASKING, Phase.DOUBT, Phase.COVERING)
+        pods = (p for p in state.pods.values() if uid_of_group(p) == uid)
+        entries = [state.book.get(pod.uid) for pod in pods]
+    else:
+        entries = [state.book.get(uid)]
+    unsure = (Phase.ASKING, Phase.DOUBT, Phase.COVERING)
+    return any(entry is not None and entry.phase in unsure for entry in entries)
 
 
 def on_pod_over(state: State, pod: PodRecord) -> None:

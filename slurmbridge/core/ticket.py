@@ -75,6 +75,14 @@ def complete(state: State, gang: GangState) -> Ticket | None:
     return ticket
 
 
+def is_anothers(state: State, gang: GangState) -> bool:
+    """Whether pods of an earlier gang of the same name still live in the claim of that name.
+
+    It is theirs to the end; this gang's members get claims of their own.
+    """
+    return any(entry.uid not in gang.members for entry in state.entries_of(gang.uid))
+
+
 def claim_of_gang(state: State, gang: GangState, *, begun: bool) -> SlurmJob | None:
     """The claim that members without a share may be given one of now.
 
@@ -94,7 +102,8 @@ def claim_of_gang(state: State, gang: GangState, *, begun: bool) -> SlurmJob | N
 def refuse(state: State, gang: GangState, job: SlurmJob, why: str) -> None:
     """The gang cannot use what Slurm has given it: given back, and asked for again later."""
     state.waiting.tickets.pop(gang.uid, None)
-    _end(state, gang.uid, job.id, why)
+    if all(entry.job_id != job.id for entry in state.entries_of(gang.uid)):
+        _end(state, gang.uid, job.id, why)
     pause(state, gang)
     gang.text, gang.text_since = f"slurm: {why}", state.now
 

@@ -213,6 +213,19 @@ def test_a_member_that_is_replaced_gets_the_share_that_its_gang_still_has():
     assert none(story.pass_time(5), act.Allocate, act.QueueGroup)
 
 
+def test_a_second_gang_of_the_name_leaves_the_claim_of_the_first_alone():
+    story = pool(member(0), member(1))
+    pods = run(story, n3="0-7", n4="0-7")
+    for i in range(2):
+        story.see(pods[f"g{i}"].deleting())
+        story.see(member(i).but(uid=f"uid-new{i}"))
+    story.slurm(without=(901, 902))
+    found = story.pass_time(20)
+    assert none(found, act.End, act.Evict, act.QueueGroup)
+    nodes = {a.uid: a.request.slurm_node for a in found if isinstance(a, act.Allocate)}
+    assert set(nodes.values()) == {"n1", "n2"}
+
+
 def test_one_command_renews_the_claim_for_all():
     story = pool(member(0), member(1))
     run(story, n3="0-7", n4="0-7")
