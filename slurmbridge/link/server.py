@@ -234,7 +234,9 @@ class LinkServer:
                         await watcher.wake.wait()
                     continue
                 except TimeoutError:
-                    pass
+                    # A change may have come in the same turn: a heartbeat that tells of its
+                    # generation before it was sent would be a gap to the client.
+                    message = self._feed.next_for(watcher)
             if message is None:
                 message = self._feed.heartbeat()
             is_first = False

@@ -579,3 +579,17 @@ async def test_closing_leaves_no_task_behind():
         await until(lambda: bridge.server.watchers == 0)
     gc.collect()
     await until(lambda: asyncio.all_tasks() <= before)
+
+
+async def test_a_change_that_comes_as_a_heartbeat_is_due_is_not_left_out(monkeypatch):
+    """Both at the same turn of the loop: the heartbeat must not tell of what was not sent yet."""
+    monkeypatch.setattr("slurmbridge.link.server.HEARTBEAT_S", 0.001)
+    async with bridges() as (bridge,):
+        bridge.lead()
+        async with client_of(bridge.address) as client:
+            await until(lambda: client.view)
+            for free in range(600):
+                bridge.publish(make_node("a", free=free % 8), make_node("b"), make_node("c"))
+                await asyncio.sleep(0.001)
+            await until(lambda: client.view.generation == bridge.view.generation)
+            assert client.stats.streams == 1

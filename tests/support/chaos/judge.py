@@ -138,7 +138,8 @@ class Judge:
         job_id = int(pod.claim.partition("/")[0] or 0) if pod.claim.endswith(pod.uid) else 0
         story.claims.setdefault(job_id, now)
         job = jobs.get(job_id)
-        if job is not None and job.pod == pod.uid and job.state == "RUNNING":
+        is_its = job is not None and (job.group or job.pod == pod.uid)
+        if is_its and job.state == "RUNNING":
             story.good, story.lost = now, None
         elif story.lost is None:
             story.lost = now
@@ -147,7 +148,8 @@ class Judge:
             self._tell("no-claim", pod.name, f"on {pod.node}, job {job_id} is {state}", self.bare)
         for index in indices(pod.gpus):
             for other in holders.get((pod.node, index), ()):
-                if other.pod == pod.uid:
+                # A gang's members share its claim; that no two have one GPU is looked at above.
+                if other.pod == pod.uid or (other.group and other.id == job_id):
                     continue
                 where = f"{pod.name} on {pod.node}/{index}"
                 if story.lost is not None and self.cause_of_loss(story):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random  # noqa: TID251 - seeded
 import time
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[3]
 TELL_S = 15.0
-SETTLE_S = 150.0
+GANGS = "gangs"
+"""Where `_claims` puts those of whole gangs."""
+SETTLE_S = 240.0
 """After the last fault: every pod is bound, and claims and pods are one to one."""
-EMPTY_S = 120.0
+EMPTY_S = 180.0
 """After the last pod: the claim of one deleted by force is kept for 30 s, and looks take time."""
 
 
@@ -93,7 +96,8 @@ def run(plan: Plan) -> Report:
 
     tell(f"seed {plan.seed}: starting {plan.nodes} nodes of 8 GPUs")
     causes = Causes()
-    config = SlurmConfig(nodes=plan.nodes, gpus_per_node=8)
+    # A slurmd that slurmctld has not reached is looked at again after a third of its time-out.
+    config = SlurmConfig(nodes=plan.nodes, gpus_per_node=8, extra=("SlurmdTimeout=45",))
     with (
         Cluster(config, scheduler=False) as cluster,
         Wires(cluster.kube.url, cluster.kube.ca_crt, cluster.slurm.port, plan.seed) as wires,
@@ -120,6 +124,8 @@ def run(plan: Plan) -> Report:
             tell("no more faults and no more load: everything must settle")
             _heal(faults)
             report.stuck = _settle(cluster, tell)
+            if report.stuck:
+                _tell_state(product)
             tell("deleting every pod: no claim may stay")
             report.leaked = _empty(cluster, causes, tell)
             time.sleep(1)
@@ -193,7 +199,7 @@ def _unsettled(cluster: Cluster) -> list[str]:
             if name.startswith("g") and _is_partial(item, pods.values()):
                 continue  # the API server did not take all of the gang
             found.append(f"{name} is not bound")
-        elif len(claims.get(uid, ())) != 1:
+        elif len(claims.get(uid, ())) != 1 and not _has_share(item, claims):
             found.append(f"{name} on {item['spec']['nodeName']} has claims {claims.get(uid)}")
     return found
 
@@ -205,6 +211,12 @@ def _is_partial(item: dict[str, Any], items: Iterable[dict[str, Any]]) -> bool:
     return sum(i["metadata"]["name"].startswith(f"{gang}-") for i in items) < size
 
 
+def _has_share(item: dict[str, Any], claims: dict[str, list[int]]) -> bool:
+    """Whether a pod says that it has a share of a gang's claim, which is there."""
+    job = item["metadata"].get("annotations", {}).get(keys.CLAIM, "").partition("/")[0]
+    return job.isdigit() and int(job) in claims.get(GANGS, ())
+
+
 def _claims(cluster: Cluster) -> dict[str, list[int]]:
     """Claims and what a cover has left, by pod UID; read without the product's code."""
     text = cluster.slurm.run(
@@ -214,7 +226,8 @@ def _claims(cluster: Cluster) -> dict[str, list[int]]:
     for line in text.splitlines():
         job, name, comment = line.split("|", 2)
         if name.startswith("slurmbridge"):
-            uid = comment.partition(" pod=")[2].partition(" ")[0] or name
+            uid = comment.partition(" pod=")[2].partition(" ")[0]
+            uid = uid or (GANGS if " group=" in comment else name)
             found.setdefault(uid, []).append(int(job))
     return found
 
@@ -234,6 +247,26 @@ def _empty(cluster: Cluster, causes: Causes, tell: Callable[[str], None]) -> lis
             return []
     tell(f"LEAKED: {left}")
     return [f"{uid}: {jobs}" for uid, jobs in left.items()]
+
+
+def _tell_state(product: Product) -> None:
+    """What both sides and the bridge say of a pool that does not settle."""
+    slurm = product.cluster.slurm
+    for argv in (
+        ("sinfo", "-N", "-O", "NodeList,StateLong,GresUsed,Reason"),
+        ("squeue", "-a", "-o", "%A %j %T %R %b %N %p %k"),
+    ):
+        print(slurm.run(*argv, check=False, timeout_s=10), flush=True)
+    for item in product.cluster.kube.api.items("/api/v1/pods"):
+        meta, limits = item["metadata"], item["spec"]["containers"][0]["resources"]["limits"]
+        if item["status"].get("phase") not in ("Succeeded", "Failed"):
+            notes = {k: v for k, v in meta.get("annotations", {}).items() if "slurmb" in k}
+            print(meta["name"], item["spec"].get("nodeName"), limits, notes, flush=True)
+    for name in product.cluster.slurm.node_names:
+        with contextlib.suppress(RuntimeError):
+            print(name, product.cli("who", name), flush=True)
+    with contextlib.suppress(RuntimeError):
+        print(product.cli("status"), flush=True)
 
 
 def _tell_logs(product: Product, tell: Callable[[str], None]) -> None:
