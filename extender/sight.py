@@ -12,13 +12,18 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 
 import msgspec
+import numpy as np
 
 from extender.filter import Freshness, Situation, freshness_of
 from extender.inflight import InFlight
 from slurmbridge.clock import Clock
+from slurmbridge.pool.index import Ints
 from slurmbridge.pool.policy import Policy
 from slurmbridge.pool.verdict import ViewIndex, compile_view
 from slurmbridge.pool.view import View
+from slurmbridge.topology.index import TopologyIndex
+from slurmbridge.topology.paths import index_of_paths
+from slurmbridge.topology.score import topology_key
 
 MAX_KNOWN: Final = 100_000
 """Names of former pool nodes that are remembered; a pool of 5,000 nodes renamed 20 times."""
@@ -72,6 +77,8 @@ class Sight:
         self._index: ViewIndex | None = None
         self._with_binds: tuple[ViewIndex, int, ViewIndex] | None = None
         self._known: dict[str, None] = {}
+        self._places: TopologyIndex | None = None
+        self._broken: tuple[ViewIndex, Ints | None] | None = None
 
     def situation(self, uid: str) -> Situation:
         """Everything that an answer about one pod may depend on."""
@@ -87,6 +94,7 @@ class Sight:
             known=self._known,
             pinned=self._inflight.home_of(uid),
             is_led=bool(self._source.leader),
+            topology=self._topology(index),
         )
 
     def index(self) -> ViewIndex | None:
@@ -97,6 +105,8 @@ class Sight:
         if self._index is None or self._index.view is not view:
             before, self._index = self._index, compile_view(view, self._index)
             if before is None or before.row_of is not self._index.row_of:
+                paths = [node.domains for node in view.nodes.values()]
+                self._places = index_of_paths(self._index.names, paths)
                 self._known |= dict.fromkeys(self._index.names)
                 while len(self._known) > MAX_KNOWN:
                     del self._known[next(iter(self._known))]
@@ -122,6 +132,15 @@ class Sight:
             "policy": self._source.policy,
             "in_flight": list(self._inflight),
         }
+
+    def _topology(self, index: ViewIndex) -> Ints | None:
+        """How little a pod breaks above each node, once per generation of the view."""
+        if self._places is None:
+            return None
+        if self._broken is None or self._broken[0] is not index:
+            key = topology_key(self._places, index.free[0], index.total[0])
+            self._broken = index, key.astype(np.int32)
+        return self._broken[1]
 
     def _less_binds(self, index: ViewIndex, uid: str) -> ViewIndex:
         if not len(self._inflight):

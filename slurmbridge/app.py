@@ -64,6 +64,8 @@ TICK_S: Final = 0.5
 CAMPAIGN_S: Final = 0.5
 RELOAD_S: Final = 5.0
 SWEEP_S: Final = 60.0
+MOST_TOPOLOGY: Final = 16 << 20
+"""Longest topology file that is looked at."""
 LOOK_S: Final = 10.0
 QUEUE_LOOK_S: Final = 0.25
 """Between two looks at the claims that wait in Slurm's queue: some 10 ms each, for 64 of them."""
@@ -364,19 +366,24 @@ class Bridge:
             await self._clock.sleep(SWEEP_S)
 
     async def _read_topology(self, command: SlurmCommand, machine: Machine) -> None:
-        """What slurmctld says of its switches or blocks; it changes with a reconfigure only."""
+        """What slurmctld says of its switches or blocks, and the site's own file.
+
+        Both change with a reconfigure only.
+        """
+        waiting = machine.state.waiting
         while True:
+            file = await asyncio.to_thread(_topology_file, self._config.pool.topology_file)
             try:
                 result = await command.run(["scontrol", "show", "topology"], timeout_s=LOOK_S)
             except PeerRejected:
                 text = ""
             except PeerError as error:
                 _log.warning("topology not read", error=str(error))
-                text = machine.state.waiting.topology_text
+                text = waiting.topology_text
             else:
                 text = result.stdout
-            if text != machine.state.waiting.topology_text:
-                self._emit(ev.TopologyRead(text))
+            if (text, file) != (waiting.topology_text, waiting.topology_file):
+                self._emit(ev.TopologyRead(text, file))
             await self._clock.sleep(SWEEP_S)
 
     async def _watch_queue(self, claims: SlurmClaims, machine: Machine) -> None:
@@ -580,3 +587,15 @@ def _own_namespace() -> str:
 async def run(config: Config, path: str) -> None:
     """Run the bridge until it is told to stop."""
     await Bridge(config, path, SystemClock()).run()
+
+
+def _topology_file(path: str) -> tuple[str, str] | None:
+    """Path and text of the site's topology file; None: there is none, or it cannot be read."""
+    if not path:
+        return None
+    try:
+        with Path(path).open(errors="replace") as file:
+            return path, file.read(MOST_TOPOLOGY)
+    except OSError as error:
+        _log.warning("topology file not read", path=path, error=str(error))
+        return None

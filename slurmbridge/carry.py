@@ -95,6 +95,10 @@ class Carrier:
             self._events.tell(subject, action.reason, action.message, warning=action.warning)
         elif isinstance(action, act.LogPlan):
             _log_plan(action)
+        elif isinstance(action, act.LogTopology):
+            _log.info("topology", levels=action.levels)
+            for text in action.problems:
+                _log.warning("topology problem", text=text)
         elif isinstance(action, act.End):
             if not self._ends:
                 self._spawn(self._end_all())

@@ -103,6 +103,10 @@ class Pool(_Section, frozen=True):
     slurm_node_label: node label that holds the Slurm name.
     topology_labels: node labels of the levels of the topology, from the root down (zone before
         rack). What Slurm says of its switches or blocks comes before them (docs/topology.md).
+    accelerator_labels: node labels of NVLink domains and the like, from the root down, a dimension
+        of their own. Empty: topograph's labels, where nodes carry them.
+    topology_file: path of a topology.conf or topology.yaml that is used where `scontrol show
+        topology` says nothing; empty: none. Read again every minute.
     groups: node groups, and how many of their GPUs each side may have. A node belongs to the first
         group that names it.
     """
@@ -111,6 +115,8 @@ class Pool(_Section, frozen=True):
     names: Mapping[str, str] = {}
     slurm_node_label: str = "slurmbridge.dev/slurm-node"
     topology_labels: tuple[str, ...] = ("topology.kubernetes.io/zone",)
+    accelerator_labels: tuple[str, ...] = ()
+    topology_file: str = ""
     groups: tuple[NodeGroup, ...] = ()
 
 
@@ -290,6 +296,7 @@ class Config(_Section, frozen=True):
             group_queue_s=self.rules.group_queue_s,
             slurm_node_label=self.pool.slurm_node_label,
             topology_labels=self.pool.topology_labels,
+            accelerator_labels=self.pool.accelerator_labels,
             names=tuple(sorted(self.pool.names.items())),
             selector=tuple(sorted(self.pool.selector.items())),
             groups=self.pool.groups,

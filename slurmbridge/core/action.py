@@ -137,6 +137,13 @@ class Tell(Action, frozen=True):
     warning: bool = False
 
 
+class LogTopology(Action, frozen=True):
+    """Write down what the pool's topology is now: its levels, closest first, and what is wrong."""
+
+    levels: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
 class LogPlan(Action, frozen=True):
     """Write down where a gang was laid, and what room it was laid in.
 

@@ -206,9 +206,13 @@ class GroupLooked(Event, frozen=True):
 
 
 class TopologyRead(Event, frozen=True):
-    """What `scontrol show topology` prints; "" where Slurm has none."""
+    """What `scontrol show topology` prints; "" where Slurm has none.
+
+    file: path and text of the site's own topology file, None: there is none.
+    """
 
     text: str
+    file: tuple[str, str] | None = None
 
 
 class Evicted(Event, frozen=True):

@@ -102,7 +102,8 @@ def on_looked(state: State, event: GroupLooked) -> None:
 
 def on_topology_read(state: State, event: TopologyRead) -> None:
     """What Slurm says of its switches or blocks."""
-    state.waiting.topology_text = event.text
+    state.waiting.topology_text, state.waiting.topology_file = event.text, event.file
+    state.view_changed = True
 
 
 def on_refused(state: State, entry: Entry) -> None:

@@ -199,6 +199,7 @@ def _on_pod_changed(state: State, event: ev.PodChanged) -> None:
 
 def _on_nodes_listed(state: State, event: ev.NodesListed) -> None:
     silent = {name for name, node in state.kube_nodes.items() if not node.ready}
+    state.labels_changed += 1
     state.kube_nodes = {node.name: node for node in event.nodes}
     state.nodes_listed = True
     _map(state)
@@ -212,6 +213,8 @@ def _on_nodes_listed(state: State, event: ev.NodesListed) -> None:
 def _on_node_changed(state: State, event: ev.NodeChanged) -> None:
     old = state.kube_nodes.get(event.node.name)
     state.kube_nodes[event.node.name] = event.node
+    if old is None or old.labels != event.node.labels:
+        state.labels_changed += 1
     if old is None or _matters(old) != _matters(event.node):
         state.waiting.grew = True
         _map(state)

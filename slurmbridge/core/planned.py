@@ -13,6 +13,7 @@ import numpy as np
 
 from slurmbridge.core import gang, lift, publish, release
 from slurmbridge.core.action import Allocate, AnnotatePod, Queue
+from slurmbridge.core.places import topology
 from slurmbridge.core.settle import request_for
 from slurmbridge.core.state import Entry, Phase, State, asked_gpus
 from slurmbridge.core.waiting import Bucket, Like, Pause, Turn
@@ -22,6 +23,7 @@ from slurmbridge.pool.policy import Refusal, resolve
 from slurmbridge.pool.reason import REASONS, Reason
 from slurmbridge.pool.record import PodRecord
 from slurmbridge.pool.verdict import PASSES, judge, judge_one, rank
+from slurmbridge.topology.score import topology_key
 
 LOOK_AGAIN_S = 10.0
 """The passing of time alone lets a node in or out (a plan, a reservation): looked at this often."""
@@ -282,7 +284,12 @@ def _look(state: State, bucket: Bucket) -> list[str]:
     codes = judge(ask, "", index, rows, state.wall, horizon_minutes=horizon)
     fits = rows[codes == PASSES]
     if len(fits):
-        fits = fits[np.argsort(rank(ask, "", index, fits, state.wall, horizon_minutes=horizon))]
+        broken = topology_key(topology(state, index), index.free[0], index.total[0])
+        ranks = rank(
+            ask, "", index, fits, state.wall, horizon_minutes=horizon,
+            topology=broken.astype(np.int32),
+        )  # fmt: skip
+        fits = fits[np.argsort(ranks)]
     else:
         present = {REASONS[code] for code in np.unique(codes)}
         reason = next((r for r in _TOLD if r in present), Reason.GPU_BUSY)

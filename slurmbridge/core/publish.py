@@ -6,6 +6,7 @@ import msgspec
 
 from slurmbridge.core import agents, shares
 from slurmbridge.core.action import AnnotateNode
+from slurmbridge.core.places import place_nodes
 from slurmbridge.core.state import State
 from slurmbridge.pool import keys
 from slurmbridge.pool.gres import format_indices
@@ -75,6 +76,7 @@ def _view_of(state: State, kube_name: str, slurm_node: str, node: SlurmNode | No
         plan_start=plan_start(slurm_node, state.starts, state.alone, state.now, state.ahead_s),
         windows=state.windows.get(slurm_node, ()),
         agent=agents.takes_pods(state, kube_name),
+        domains=state.domains.get(kube_name, ()),
     )
 
 
@@ -122,6 +124,9 @@ def _offered(state: State, kube_node: KubeNode) -> int:
 def view(state: State) -> View:
     """The view as it is now; its generation grows with each call."""
     refresh(state)
+    if place_nodes(state, index(state)):
+        state.dirty.update(state.kube_of)
+        refresh(state)
     state.generation += 1
     state.view_changed = False
     return View(

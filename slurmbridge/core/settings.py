@@ -73,8 +73,9 @@ class Settings(msgspec.Struct, frozen=True):
     this long counts as failed.
     renew_share: a rolling claim is renewed when less than this share of its minutes is left.
     group_s: a group that is not complete after this is told so. climb_s: a preferred topology wish
-    holds for this long. topology_labels: node labels of the levels, root first.
-    group_queue_s: a gang that does not fit is put into Slurm's queue after this.
+    holds for this long. group_queue_s: a gang that does not fit is put into Slurm's queue after
+    this. topology_labels: node labels of the levels, root first; accelerator_labels: of the
+    accelerator domains, empty: topograph's.
     planned_at_once: so many claims of the planned way are asked of Slurm at a time.
     agents_required: with granularity gpu a node takes pods, and gives claims back, only by its
     agent's word.
@@ -101,6 +102,7 @@ class Settings(msgspec.Struct, frozen=True):
     group_queue_s: float = 2.0
     climb_s: float = 120.0
     topology_labels: tuple[str, ...] = ("topology.kubernetes.io/zone",)
+    accelerator_labels: tuple[str, ...] = ()
     slurm_node_label: str = ""
     names: tuple[tuple[str, str], ...] = ()
     selector: tuple[tuple[str, str], ...] = ()

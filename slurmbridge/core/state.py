@@ -189,7 +189,8 @@ class State:
     nodes that are several Slurm nodes. loose: pods that may have to be in the book and are not.
     robbed: UIDs of claims whose job id turned out to be a younger claim's. evictions: when, and for
     the loss of which claim (its UID). moment: number of the event that is being handled, > 0.
-    agents: by Kubernetes node name.
+    agents: by Kubernetes node name. labels_changed: how often labels of nodes did.
+    domains: where each node stands, by Kubernetes name, closest first, as `placed_by` has it.
     """
 
     settings: Settings
@@ -204,6 +205,9 @@ class State:
     pods: dict[str, PodRecord] = field(default_factory=dict)
     gone: dict[str, Gone] = field(default_factory=dict)
     kube_nodes: dict[str, KubeNode] = field(default_factory=dict)
+    labels_changed: int = 0
+    domains: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    placed_by: object = None
     pods_listed: bool = False
     nodes_listed: bool = False
     audited: bool = False

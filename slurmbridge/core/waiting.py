@@ -131,7 +131,8 @@ class Waiting:
     happened to. others: members that ask for no pool GPU, by key: they are counted, and otherwise
     none of ours. looks: nodes that suit a kind of pods, best last, until something has changed for
     the better; it outlives the bucket, so that pods that come one by one share it. topology: as
-    compiled of `topology_of`; topology_text: what Slurm says of it. asking: pods with an
+    compiled of `topology_of`; topology_text: what Slurm says of it; topology_file: path and text of
+    the site's own file. asking: pods with an
     allocation under way. grew: some node has more room than when the buckets were looked at.
     nodes_after, asks_after: what Slurm has refused, not asked for again before. tickets: places in
     Slurm's queue by UID of the gang's claim. adopted: claims of gangs that were found running, with
@@ -159,6 +160,7 @@ class Waiting:
     topology: Topology | None = None
     topology_of: object = None
     topology_text: str = ""
+    topology_file: tuple[str, str] | None = None
 
     def put(self, pod: PodRecord, like: Like) -> None:
         """Sort a pod in, at its turn."""

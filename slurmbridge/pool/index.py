@@ -152,6 +152,8 @@ def compile_view(view: View, before: ViewIndex | None = None) -> ViewIndex:
                 changed.append((row, node))
     if any(g.type not in before.type_row for _, node in changed for g in node.total + node.free):
         return _compile(view)
+    if any(node.domains != before.view.nodes[node.kube_node].domains for _, node in changed):
+        return _compile(view)
     return _update(before, view, changed)
 
 

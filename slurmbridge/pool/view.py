@@ -36,7 +36,8 @@ class NodeView(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     plan_start: Unix seconds at which the first pending Slurm job is planned to start here.
     agent: with granularity gpu: whether the node agent is registered and fresh. Always True
         where no agent is asked for.
-    row order of the view is the order of nodes; `place` is for scores (0 = no topology).
+    domains: where the node stands, closest first (`("r7", "zone-a")`); each name is unique within
+        its level. Empty: not known.
     """
 
     kube_node: str
@@ -51,6 +52,7 @@ class NodeView(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     plan_start: float | None = None
     windows: tuple[Window, ...] = ()
     agent: bool = True
+    domains: tuple[str, ...] = ()
 
     @property
     def free_total(self) -> int:

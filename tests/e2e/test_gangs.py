@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random  # noqa: TID251 - seeded: the scene can be set again
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,12 @@ import pytest
 
 from slurmbridge.pool import keys
 from tests.e2e.scene import PODS, bound, claims, clear, events_of, get_pod, submit, wait_for
+from tests.support import gang_judge
+from tests.support import group_objects as groups
+from tests.support.checker import read_jobs
+from tests.support.group_objects import own_pods
 from tests.support.kube_objects import pod
+from tests.support.pod_history import PodHistory
 from tests.support.product import Product
 from tests.support.slurm import SlurmConfig
 
@@ -31,7 +37,13 @@ def labels(i: int, name: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def product(cluster: ClusterFactory) -> Iterator[Product]:
-    started = cluster(SlurmConfig(nodes=NODES, gpus_per_node=8), scheduler=False, labels=labels)
+    started = cluster(
+        SlurmConfig(nodes=NODES, gpus_per_node=8, min_job_age_s=900),
+        scheduler=False,
+        labels=labels,
+        controller_manager=True,
+    )
+    groups.define_all(started.kube.api)
     policy = Path(__file__).parents[2] / "manifests/planned/policy.yaml"
     started.kube.kubectl("apply", "-f", str(policy))
     opted = {"metadata": {"labels": {"slurmbridge.dev/planned": "true"}}}
@@ -43,43 +55,16 @@ def product(cluster: ClusterFactory) -> Iterator[Product]:
         return "schedulingGates" in made["spec"]
 
     wait_for("the policy is in force", is_gated, 20, 0.2)
-    with Product(started, sections={"pool": {"topologyLabels": [ZONE, RACK]}}) as running:
+    sections = {"pool": {"topologyLabels": [ZONE, RACK]}, "logLevel": "debug"}
+    with Product(started, sections=sections) as running:
         yield running
 
 
 @pytest.fixture(name="pool")
 def _pool(product: Product) -> Iterator[Cluster]:
     yield product.cluster
+    groups.delete_all(product.cluster.kube.api)
     clear(product.cluster)
-
-
-def gang(name: str, size: int, gpus: int, kind: str = "own", wish: str = "") -> list[dict]:
-    """Pods of a gang as the controllers of its kind make them."""
-    made = []
-    for i in range(size):
-        notes, marks = {keys.TOPOLOGY: wish} if wish else {}, {}
-        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": f"uid-{name}"}
-        if kind == "own":
-            notes |= {keys.GROUP: name, keys.GROUP_SIZE: str(size), keys.RANK: str(i)}
-        elif kind == "indexed":
-            notes |= {keys.GROUP_SIZE: str(size)}
-            marks |= {"batch.kubernetes.io/job-completion-index": str(i)}
-        elif kind == "podgroup":
-            marks |= {
-                "pod-group.scheduling.sigs.k8s.io/name": name,
-                "pod-group.scheduling.sigs.k8s.io/min-available": str(size),
-            }
-        elif kind == "jobset":
-            notes |= {keys.GROUP_SIZE: str(size)}
-            marks |= {
-                "jobset.sigs.k8s.io/jobset-name": name,
-                "jobset.sigs.k8s.io/job-global-index": str(i),
-            }
-        body = pod(f"{name}-{i}", gpus=gpus, annotations=notes, labels=marks)
-        if kind == "indexed":
-            body["metadata"]["ownerReferences"] = [owner | {"controller": True}]
-        made.append(body)
-    return made
 
 
 def racks_of(pods: list[dict[str, Any]]) -> list[int]:
@@ -88,20 +73,10 @@ def racks_of(pods: list[dict[str, Any]]) -> list[int]:
     return [(int(p["spec"]["nodeName"][3:]) - 1) // PER_RACK for p in ordered]
 
 
-def all_or_none(pool: Cluster, sizes: dict[str, int]) -> dict[str, int]:
-    """Gangs of which some pods and not all have lost their gates: name -> how many."""
-    off: dict[str, int] = {}
-    for each in pool.kube.api.items(PODS):
-        name = each["metadata"]["name"].rpartition("-")[0]
-        if name in sizes and not each["spec"].get("schedulingGates"):
-            off[name] = off.get(name, 0) + 1
-    return {name: n for name, n in off.items() if n < sizes[name]}
-
-
 def test_a_gang_lands_in_one_rack_with_its_ranks_in_order_and_all_at_once(
     pool: Cluster, product: Product
 ) -> None:
-    pool.kube.api.create_all(gang("a", 8, 8))
+    pool.kube.api.create_all(own_pods("a", 8, 8))
     wait_for("all are bound", lambda: len(bound(pool, "a-")) == 8, 20)
     assert len(set(racks_of(bound(pool, "a-")))) == 1
     nodes = [p["spec"]["nodeName"] for p in bound(pool, "a-")]
@@ -116,14 +91,14 @@ def test_a_gang_lands_in_one_rack_with_its_ranks_in_order_and_all_at_once(
 def test_a_gang_that_is_not_complete_claims_nothing_and_says_what_it_waits_for(
     pool: Cluster,
 ) -> None:
-    pool.kube.api.create_all(gang("b", 4, 8)[:3])
+    pool.kube.api.create_all(own_pods("b", 4, 8)[:3])
     wait_for(
         "it is told",
         lambda: "waits for all of its 4 pods" in _reason(pool, "b-0"),
         15,
     )
     assert not claims(pool)
-    pool.kube.api.create(gang("b", 4, 8)[3])
+    pool.kube.api.create(own_pods("b", 4, 8)[3])
     wait_for("all are bound", lambda: len(bound(pool, "b-")) == 4, 15)
 
 
@@ -135,7 +110,7 @@ def _reason(pool: Cluster, name: str) -> str:
 def test_a_required_rack_that_cannot_be_met_stays_pending_with_the_short_level_named(
     pool: Cluster, product: Product
 ) -> None:
-    pool.kube.api.create_all(gang("c", 9, 8, wish="required:rack"))
+    pool.kube.api.create_all(own_pods("c", 9, 8, {keys.TOPOLOGY: "required:rack"}))
     wait_for("it is told", lambda: "no rack holds it" in _reason(pool, "c-0"), 15)
     assert "lacks room for 1 pod (8 GPUs)" in _reason(pool, "c-0")
     assert not claims(pool)
@@ -147,7 +122,7 @@ def test_two_gangs_that_do_not_both_fit_never_hold_half_each(pool: Cluster) -> N
     submit(pool, "--gres=gpu:8", "--mem=100", count=NODES - 6)
     wait_for("58 nodes are busy", lambda: pool.checker.sample().gpus_used == 58 * 8, 40)
     time.sleep(2)
-    one, two = gang("x", 4, 8), gang("y", 4, 8)
+    one, two = own_pods("x", 4, 8), own_pods("y", 4, 8)
     pool.kube.api.create_all([p for pair in zip(one, two, strict=True) for p in pair])
     wait_for("one is bound", lambda: len(bound(pool, "x-")) + len(bound(pool, "y-")) == 4, 20)
     time.sleep(3)
@@ -164,26 +139,69 @@ def test_two_gangs_that_do_not_both_fit_never_hold_half_each(pool: Cluster) -> N
 
 def test_a_member_that_is_replaced_comes_back_to_its_rack(pool: Cluster, product: Product) -> None:
     wait_for("the pool is seen free", lambda: product.cli("status")["gpus"]["free"] == 512, 20, 0.5)
-    pool.kube.api.create_all(gang("m", 6, 8, kind="indexed"))
+    pool.kube.api.create_all(own_pods("m", 6, 8))
     wait_for("all are bound", lambda: len(bound(pool, "m-")) == 6, 20)
     (rack,) = set(racks_of(bound(pool, "m-")))
     pool.kube.api.delete(f"{PODS}/m-2")
     wait_for("it is gone", lambda: get_pod(pool, "m-2") is None, 15)
-    pool.kube.api.create(gang("m", 6, 8, kind="indexed")[2])
+    pool.kube.api.create(own_pods("m", 6, 8)[2])
     wait_for("it is bound again", lambda: len(bound(pool, "m-")) == 6, 20)
     assert set(racks_of(bound(pool, "m-"))) == {rack}
+
+
+GANGS = (
+    *((5, 8), (10, 3), (3, 8), (4, 2), (6, 4), (16, 1), (2, 8), (5, 3), (12, 2), (2, 1)),
+    *((9, 2), (3, 3), (4, 8), (7, 2), (2, 6), (6, 1), (5, 4), (3, 2), (4, 4), (8, 1)),
+)
+"""Pods, and GPUs of each."""
+KINDS = ("own", "indexed", "podgroup", "jobset")
+TREE = gang_judge.Tree(
+    rack=lambda node: (int(node[3:]) - 1) // PER_RACK, zone=lambda node: (int(node[3:]) - 1) // 32
+)
+INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+def start_gang(pool: Cluster, name: str, kind: str, size: int, gpus: int) -> None:
+    """Objects and pods of a gang; pods of Jobs are made by the Job controller."""
+    api = pool.kube.api
+    if kind == "own":
+        api.create_all(own_pods(name, size, gpus))
+    elif kind == "indexed":
+        api.create(groups.job(name, size, gpus, {keys.GROUP_SIZE: str(size)}))
+    elif kind == "podgroup":
+        groups.make(api, groups.COSCHEDULING, name, {"minMember": size})
+        marks = {"scheduling.x-k8s.io/pod-group": name}
+        api.create_all([pod(f"{name}-{i}", gpus=gpus, labels=marks) for i in range(size)])
+    else:
+        spec = {"parallelism": size, "completions": size}
+        one = {"name": "w", "replicas": 1, "template": {"spec": spec}}
+        made = groups.make(api, groups.JOBSET, name, {"replicatedJobs": [one]})
+        api.create_all(groups.jobs_of_jobset(made, {"w": gpus}))
+
+
+def rank_of(each: dict[str, Any]) -> int:
+    notes = each["metadata"]["annotations"]
+    told = notes.get(keys.RANK) or notes.get(INDEX)
+    return int(told or each["metadata"]["name"].rpartition("-")[2])
 
 
 def test_twenty_mixed_gangs_among_native_jobs_with_bridge_and_extender_killed_in_the_middle(
     pool: Cluster, product: Product
 ) -> None:
-    kinds = ("own", "indexed", "podgroup", "jobset")
-    sizes = {f"g{i}": 2 + i % 5 for i in range(20)}
-    submit(pool, "--gres=gpu:3", "--mem=100", count=12)
-    partial: list[dict[str, int]] = []
-    with pool.checker.watch(0.5) as watch:
-        for i, (name, size) in enumerate(sizes.items()):
-            pool.kube.api.create_all(gang(name, size, 1 + i % 4, kinds[i % 4]))
+    names = [f"g{i:02}" for i in range(len(GANGS))]
+    sizes = {name: size for name, (size, _) in zip(names, GANGS, strict=True)}
+    luck = random.Random(4)
+    for number in luck.sample(range(1, NODES + 1), 24):
+        size, where = luck.randint(1, 5), f"gpu{number:03}"
+        submit(pool, f"--gres=gpu:{size}", "--mem=100", f"--nodelist={where}", "--time=60")
+    native = pool.checker.sample().gpus_used
+    wait_for("the pool is read", lambda: product.cli("status")["gpus"]["native"] == native, 20, 0.3)
+    before = product.log("bridge-0")
+    with PodHistory(pool.kube) as history, pool.checker.watch(0.5) as watch:
+        for i, (name, (size, gpus)) in enumerate(zip(names, GANGS, strict=True)):
+            start_gang(pool, name, KINDS[i % 4], size, gpus)
+            if i % 3 == 2:
+                submit(pool, f"--gres=gpu:{luck.randint(1, 2)}", "--mem=100", "--time=60")
             if i == 8:
                 wait_for("some are claimed", lambda: len(claims(pool)) >= 4, 30, 0.01)
                 product.kill9_bridge()
@@ -193,18 +211,47 @@ def test_twenty_mixed_gangs_among_native_jobs_with_bridge_and_extender_killed_in
         product.wait_bridge()
         product.wait_extender()
         every = sum(sizes.values())
-
-        def all_are_bound() -> bool:
-            found = {n: len(bound(pool, f"{n}-")) for n in sizes}
-            partial.append({n: c for n, c in found.items() if 0 < c < sizes[n]})
-            return sum(found.values()) == every
-
-        wait_for("all are bound", all_are_bound, 90, 0.3)
+        wait_for("all are bound", lambda: len(bound(pool, "g")) == every, 120, 0.3)
     assert watch.violations == []
-    assert len(claims(pool)) == every
-    for name in sizes:
-        racks = racks_of(bound(pool, f"{name}-"))
-        assert len(set(racks)) == 1, (name, racks)
-    # While their bindings run gangs are bound one after the other, but none stays half bound.
-    assert partial[-1] == {}
-    assert all_or_none(pool, sizes) == {}
+    jobs = pool.slurm.run("scontrol", "show", "job", "-d", "-o")
+    members = {n: sorted(bound(pool, f"{n}-"), key=rank_of) for n in names}
+    assert {n: len(pods) for n, pods in members.items()} == sizes
+
+    # No gang was ever bound in part: when the first member was, all had their claims, for good.
+    started = {job.id: job for job in read_jobs(jobs)}
+    for name, pods in members.items():
+        first = min(
+            m.at
+            for m in history.moments
+            if m.pod["metadata"]["name"].startswith(f"{name}-") and m.pod["spec"].get("nodeName")
+        )
+        for each in pods:
+            claim = started[int(each["metadata"]["annotations"][keys.CLAIM].partition("/")[0])]
+            assert claim.state == "RUNNING"
+            assert gang_judge.local_time(claim.start) <= first, (name, claim)
+
+    # Ranks are in order: a walk by rank never comes back to a node or a rack that it has left.
+    for name, pods in members.items():
+        nodes = [p["spec"]["nodeName"] for p in pods]
+        assert gang_judge.breaks(nodes) == 0, (name, nodes)
+        assert gang_judge.breaks([TREE.rack(n) for n in nodes]) == 0, (name, nodes)
+
+    # Each plan in the log is the least that the room which it saw allowed, and it saw the truth.
+    log = product.log("bridge-0").removeprefix(before)
+    plans = gang_judge.read_plans(log)
+    planned = {ref.partition("/")[2].partition("-")[0] for p in plans for ref, *_ in p.seats}
+    assert planned == set(names)
+    where = {p["metadata"]["name"]: p["spec"]["nodeName"] for ps in members.values() for p in ps}
+    last = {ref.partition("/")[2]: node for plan in plans for ref, _, node in plan.seats}
+    assert last == where
+    for plan in plans:
+        key = gang_judge.key_of(plan, TREE)
+        if plan.beside:
+            height = gang_judge.best_beside(plan, TREE)
+            assert height is not None
+            assert key[0] <= height, plan
+        else:
+            assert key == gang_judge.least(plan, TREE), plan
+    truth = gang_judge.Truth(jobs, total=8, slack_s=5)
+    names_of_nodes = [f"gpu{n:03}" for n in range(1, NODES + 1)]
+    assert gang_judge.untrue(plans, truth, names_of_nodes, gang_judge.refusals(log)) == []

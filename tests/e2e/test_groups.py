@@ -15,7 +15,6 @@ import pytest
 from slurmbridge.pool import keys
 from tests.e2e.scene import PODS, bound, claims, clear, get_pod, submit, wait_for
 from tests.support import group_objects as groups
-from tests.support.kube_api import KubeApi, KubeError
 from tests.support.kube_objects import GPU, pod
 from tests.support.product import Product
 from tests.support.slurm import NodeGroup, SlurmConfig
@@ -30,8 +29,6 @@ pytestmark = pytest.mark.e2e
 ZONE, RACK = "topology.kubernetes.io/zone", "example.org/rack"
 H100 = "example.org/h100"
 BUILT_IN = "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups"
-JOBS = "/apis/batch/v1/namespaces/default/jobs"
-ALL = (*(groups.place_of(kind) for kind in groups.KINDS), BUILT_IN)
 POLICY = Path(__file__).parents[2] / "manifests/planned/policy.yaml"
 
 
@@ -75,31 +72,17 @@ def product(cluster: ClusterFactory) -> Iterator[Product]:
         return "schedulingGates" in made["spec"]
 
     wait_for("the policy is in force", is_gated, 20, 0.2)
-    for kind in ALL:
-        wait_for(f"{kind} is served", lambda kind=kind: _is_served(api, kind), 20, 0.2)
+    assert groups.is_served(api, BUILT_IN)
     sections = {"pool": {"topologyLabels": [ZONE, RACK]}, "rules": {"groupS": 4}}
     policy = {"resources": {GPU: "a100", H100: "h100"}}
     with Product(started, policy=policy, sections=sections) as running:
         yield running
 
 
-def _is_served(api: KubeApi, kind: str) -> bool:
-    try:
-        return api.find(kind) is not None
-    except KubeError as error:
-        if error.status != 429:  # its storage is being made ready
-            raise
-        return False
-
-
 @pytest.fixture(name="pool")
 def _pool(product: Product) -> Iterator[Cluster]:
     yield product.cluster
-    api = product.cluster.kube.api
-    background = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
-    for kind in (JOBS, *ALL):
-        for made in api.items(kind):
-            api.request("DELETE", f"{kind}/{made['metadata']['name']}", background)
+    groups.delete_all(product.cluster.kube.api, BUILT_IN)
     clear(product.cluster)
 
 

@@ -10,17 +10,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from slurmbridge.pool import keys
+from tests.e2e.scene import wait_for
+from tests.support.kube_api import KubeError
 from tests.support.kube_objects import pod
 
 if TYPE_CHECKING:
-    from tests.support.kube import KubeApi
-    from tests.support.kube_api import Object
+    from tests.support.kube_api import KubeApi, Object
 
 COSCHEDULING = ("scheduling.x-k8s.io", "v1alpha1", "podgroups", "PodGroup")
 JOBSET = ("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
 LWS = ("leaderworkerset.x-k8s.io", "v1", "leaderworkersets", "LeaderWorkerSet")
 PYTORCH = ("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
 KINDS = (COSCHEDULING, JOBSET, LWS, PYTORCH)
+JOBS = "/apis/batch/v1/namespaces/default/jobs"
 BUILT_IN_ARGS = (
     "--feature-gates=GenericWorkload=true",
     "--runtime-config=scheduling.k8s.io/v1beta1=true",
@@ -58,6 +60,18 @@ def define_all(api: KubeApi) -> None:
         body = definition(*kind)
         body["metadata"]["annotations"] = {"api-approved.kubernetes.io": "unapproved, for a test"}
         api.create(body)
+    for kind in KINDS:
+        wait_for(f"{kind} is served", lambda kind=kind: is_served(api, place_of(kind)), 20, 0.2)
+
+
+def is_served(api: KubeApi, collection: str) -> bool:
+    """Whether objects of a kind can be listed by now."""
+    try:
+        return api.find(collection) is not None
+    except KubeError as error:
+        if error.status != 429:  # its storage is being made ready
+            raise
+        return False
 
 
 def place_of(kind: tuple[str, str, str, str]) -> str:
@@ -71,6 +85,17 @@ def make(api: KubeApi, kind: tuple[str, str, str, str], name: str, spec: Any) ->
     group, version, _, word = kind
     body = {"apiVersion": f"{group}/{version}", "kind": word, "metadata": {"name": name}}
     return api.request("POST", place_of(kind), body | {"spec": spec})
+
+
+def delete_all(api: KubeApi, *more: str) -> None:
+    """Delete all Jobs and all objects of these kinds in the default namespace; their pods follow.
+
+    more: paths of further collections.
+    """
+    options = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
+    for where in (JOBS, *(place_of(kind) for kind in KINDS), *more):
+        for made in api.items(where):
+            api.request("DELETE", f"{where}/{made['metadata']['name']}", options)
 
 
 def owner(made: Object) -> Object:

@@ -86,3 +86,24 @@ def test_binds_under_way_are_taken_off_for_others_and_pin_their_own_pod():
 def test_facts_hold_all_that_an_answer_depends_on():
     sight, _, _ = sight_of(make_node("a"))
     assert {"freshness", "age_s", "view", "policy", "in_flight"} == set(sight.facts())
+
+
+def test_the_topology_of_the_view_ranks_a_rack_in_use_before_a_whole_one():
+    nodes = [
+        make_node("a", domains=("r1",)),
+        make_node("b", domains=("r2",), free=0),
+        make_node("c", domains=("r2",)),
+    ]
+    sight, link, _ = sight_of(*nodes)
+    key = sight.situation("p").topology
+    assert key[2] > key[0]
+    assert sight.situation("q").topology is key
+    change = ViewDelta("t1", 1, 2, NOW, 1.0, nodes={"c": make_node("c", domains=("r1",))})
+    link.view = apply_delta(link.view, change)
+    moved = sight.situation("p").topology
+    assert moved[0] == moved[2]
+
+
+def test_a_view_that_tells_of_no_domains_has_no_topology():
+    sight, _, _ = sight_of(make_node("a"))
+    assert sight.situation("p").topology is None

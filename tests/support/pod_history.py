@@ -1,0 +1,71 @@
+"""Everything that happens to pods, in the order of the API server: a watch beside the product's."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from tests.support.kube import KubeCluster
+
+PODS = "/api/v1/namespaces/default/pods"
+
+
+class Moment(NamedTuple):
+    """One change. at: when we heard of it, Unix seconds."""
+
+    at: float
+    kind: str
+    pod: dict[str, Any]
+
+
+class PodHistory:
+    """Collects the changes of all pods of the default namespace while it is open."""
+
+    def __init__(self, kube: KubeCluster) -> None:
+        self._kube = kube
+        self._seen: list[Moment] = []
+        self._connection: http.client.HTTPSConnection | None = None
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._is_over = False
+
+    def __enter__(self) -> Self:
+        api = self._kube.api
+        version = api.get(PODS)["metadata"]["resourceVersion"]
+        host = urlsplit(self._kube.url).netloc
+        self._connection = http.client.HTTPSConnection(host, context=api.ssl, timeout=600)
+        path = f"{PODS}?watch=1&resourceVersion={version}&timeoutSeconds=3600"
+        self._connection.request("GET", path, headers={"Authorization": f"Bearer {api.token}"})
+        self._answer = self._connection.getresponse()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._is_over = True
+
+    @property
+    def moments(self) -> list[Moment]:
+        """All changes so far."""
+        return list(self._seen)
+
+    def _read(self) -> None:
+        try:
+            while line := self._answer.readline():
+                told = json.loads(line)
+                if self._is_over:
+                    return
+                now = time.time()  # noqa: TID251 - to be compared with Slurm's times
+                self._seen.append(Moment(now, told["type"], told["object"]))
+        except (OSError, http.client.HTTPException, ValueError):
+            return  # the API server is gone; the test sees that its history ends
