@@ -161,14 +161,19 @@ class Truth:
 def untrue(
     plans: Iterable[Plan], truth: Truth, nodes: Sequence[str], refused: Sequence[tuple[float, str]]
 ) -> list[str]:
-    """Where a plan saw more or less room than there was."""
+    """Where a plan saw more or less room than there was.
+
+    A node on which not even the smallest member fits is of no use to a plan, and need not be in it.
+    """
     found = []
     for plan in plans:
+        smallest = min(gpus for _, gpus, _ in plan.seats)
         paused = {node for at, node in refused if at <= plan.at <= at + 60}
         for node in nodes:
             seen = plan.room.get(node, 0)
             low, high = truth.limits(node, plan.at)
-            if not low <= seen <= high and not (seen < low and node in paused):
+            hidden = not seen and (low < smallest or node in paused)
+            if not (low <= seen <= high or hidden):
                 found.append(f"{plan.gang}: {node} had {low} to {high} free, the plan saw {seen}")
     return found
 

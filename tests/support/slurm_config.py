@@ -60,6 +60,7 @@ class SlurmConfig:
     partitions: slurm.conf lines. extra: more slurm.conf lines; `Key=Value` replaces ours.
     topology: text of topology.conf (with `TopologyPlugin=topology/tree` set), "" for none.
     numbered: False gives count-only GRES (no device files), so jobs have no indices.
+    sides: the first half of a node's GPUs is near the first half of its cores (gres.conf Cores=).
     bf_interval_s, min_job_age_s: seconds. prolog, epilog: absolute paths of scripts.
     rest: slurmrestd with JWT beside it (see SlurmCluster.rest_url).
     """
@@ -75,6 +76,7 @@ class SlurmConfig:
     extra: tuple[str, ...] = ()
     topology: str = ""
     numbered: bool = True
+    sides: bool = False
     bf_interval_s: int = 5
     min_job_age_s: int = 30
     prolog: str = ""
@@ -215,5 +217,13 @@ def gres_conf(config: SlurmConfig, places: Places) -> str:
         what = f" Count={group.gpus}"
         if config.numbered:
             what = f" File={places.folder / 'dev'}/nvidia[0-{group.gpus - 1}]"
-        lines.append(f"NodeName={group.hostlist} Name=gpu{kind}{what}")
+        line = f"NodeName={group.hostlist} Name=gpu{kind}"
+        if config.numbered and config.sides:
+            half, cores, dev = group.gpus // 2, group.cpus // 2, places.folder / "dev"
+            lines += [
+                f"{line} File={dev}/nvidia[0-{half - 1}] Cores=0-{cores - 1}",
+                f"{line} File={dev}/nvidia[{half}-{group.gpus - 1}] Cores={cores}-{group.cpus - 1}",
+            ]
+        else:
+            lines.append(line + what)
     return "\n".join(lines) + "\n"
