@@ -55,6 +55,7 @@ from slurmbridge.pool.record import KubeNode, PodRecord, SlurmSnapshot
 from slurmbridge.slurm.claims import SlurmClaims
 from slurmbridge.slurm.command import SlurmCommand
 from slurmbridge.slurm.drains import NodeDrains
+from slurmbridge.slurm.others import Others
 from slurmbridge.slurm.poller import Pace, Poller
 from slurmbridge.slurm.reader import SlurmReader
 
@@ -64,6 +65,9 @@ TICK_S: Final = 0.5
 CAMPAIGN_S: Final = 0.5
 RELOAD_S: Final = 5.0
 SWEEP_S: Final = 60.0
+EXCLUDING: Final = ("22.05.",)
+"""Versions of Slurm on which it was tried that a claim outlives the removal of a node that it
+excluded (tests/integration/slurm/test_others.py)."""
 MOST_TOPOLOGY: Final = 16 << 20
 """Longest topology file that is looked at."""
 LOOK_S: Final = 10.0
@@ -236,6 +240,7 @@ class Bridge:
             machine.state.settings.owner_uid,
             clock=self._clock,
             boot_time=lambda: _boot_time(machine),
+            others=_OthersNow(machine).but,
         )
         carrier = Carrier(
             claims,
@@ -566,6 +571,25 @@ class Bridge:
 def _boot_time(machine: Machine) -> float | None:
     snapshot = machine.state.snapshot
     return None if snapshot is None else snapshot.config.boot_time
+
+
+class _OthersNow:
+    """All Slurm nodes but one, by the last reading."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._seen: object = None
+        self._others = Others(())
+
+    def but(self, node: str) -> str:
+        snapshot = self._machine.state.snapshot
+        if snapshot is None or not snapshot.config.version.startswith(EXCLUDING):
+            return ""
+        if self._seen is not snapshot:
+            self._seen = snapshot
+            if not self._others.are(snapshot.nodes.keys()):
+                self._others = Others(snapshot.nodes)
+        return self._others.but(node)
 
 
 def _signature(path: str) -> tuple[object, ...]:

@@ -47,18 +47,20 @@ _GRANTED_RE: Final = re.compile(r"^salloc: Granted job allocation (\d{1,10})\b",
 _SUBMITTED_RE: Final = re.compile(r"^(\d{1,10})(?:;\S+)?$", re.MULTILINE)
 
 
-def allocate_argv(request: ClaimRequest, comment: str = "") -> list[str]:
+def allocate_argv(request: ClaimRequest, comment: str = "", others: str = "") -> list[str]:
     """An immediate claim: granted or refused at once, no process on the node.
 
     Args:
         request: whose claim, where, how much.
         comment: instead of the comment that makes it the claim of `request.id`.
+        others: nodes that slurmctld need not look at, as `slurm.others` writes them.
 
     Raises:
         ParseError: a value is not fit to be an option's value.
 
     """
-    return ["salloc", "--no-shell", "--immediate", *_options(request, comment)]
+    exclude = [f"--exclude={others}"] if others else []
+    return ["salloc", "--no-shell", "--immediate", *_options(request, comment), *exclude]
 
 
 def placeholder_argv(request: ClaimRequest, comment: str = "") -> list[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -37,7 +37,7 @@ from slurmbridge.slurm.claim_argv import (
     placeholder_argv,
     submitted_id,
 )
-from slurmbridge.slurm.command import PEER, SlurmCommand
+from slurmbridge.slurm.command import PEER, CommandResult, SlurmCommand
 from slurmbridge.slurm.details import JobDetails
 from slurmbridge.slurm.queue import make_mark, queue_argv, read_queue
 from slurmbridge.slurm.reader import SlurmReader
@@ -64,17 +64,24 @@ class ClaimTool:
             stores its environment with queued claims, so it should be a bare one.
         reader: reads slurmctld.
         owner_uid: the Unix user id that `command` runs as.
+        others: of a node, all others, where slurmctld is to be told not to look at them.
 
     """
 
     def __init__(
-        self, command: SlurmCommand, reader: SlurmReader, owner_uid: int, clock: Clock
+        self,
+        command: SlurmCommand,
+        reader: SlurmReader,
+        owner_uid: int,
+        clock: Clock,
+        others: Callable[[str], str] = lambda _node: "",
     ) -> None:
         self.owner_uid = owner_uid
         self.clock = clock
         self._command = command
         self._reader = reader
         self._details = JobDetails(command)
+        self._others = others
 
     async def allocate(self, request: ClaimRequest, ends: float, comment: str = "") -> Claim:
         """Make a claim now, or be refused now, and read it back.
@@ -85,9 +92,9 @@ class ClaimTool:
 
         """
         op = f"salloc on {request.slurm_node}"
-        argv = allocate_argv(request, comment)
+        others = self._others(request.slurm_node)
         try:
-            result = await self._command.run(argv, timeout_s=self._left(ends))
+            result = await self._salloc(request, comment, others, ends)
         except PeerUnavailable as error:
             raise ClaimUncertain(PEER, op, str(error)) from error
         job_id = granted_id(result.stderr)
@@ -97,6 +104,19 @@ class ClaimTool:
             return await self.wait_claim(job_id, request, ends, comment)
         except PeerUnavailable as error:
             raise ClaimUncertain(PEER, op, str(error), job_id) from error
+
+    async def _salloc(
+        self, request: ClaimRequest, comment: str, others: str, ends: float
+    ) -> CommandResult:
+        argv = allocate_argv(request, comment, others)
+        try:
+            return await self._command.run(argv, timeout_s=self._left(ends))
+        except PeerRejected as error:
+            # One of the others may have left Slurm since they were listed.
+            if not others or error.reason != RefusalReason.NODE:
+                raise
+        argv = allocate_argv(request, comment)
+        return await self._command.run(argv, timeout_s=self._left(ends))
 
     async def submit(self, request: ClaimRequest, ends: float, comment: str = "") -> int:
         """Queue a claim as a batch job; its job id.

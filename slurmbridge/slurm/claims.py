@@ -44,6 +44,7 @@ class SlurmClaims:
         clock: wall time for ends, monotonic for deadlines.
         boot_time: Unix seconds of slurmctld's start as last read, None when not known; tells a
             node that is not there from one that is not there yet.
+        others: as for `ClaimTool`.
 
     """
 
@@ -55,8 +56,9 @@ class SlurmClaims:
         *,
         clock: Clock,
         boot_time: Callable[[], float | None] = lambda: None,
+        others: Callable[[str], str] = lambda _node: "",
     ) -> None:
-        self._tool = ClaimTool(command, reader, owner_uid, clock)
+        self._tool = ClaimTool(command, reader, owner_uid, clock, others)
         self._clock = clock
         self._boot_time = boot_time
         self._covers: dict[str, NodeCover] = {}

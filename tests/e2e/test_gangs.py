@@ -149,6 +149,27 @@ def test_a_member_that_is_replaced_comes_back_to_its_rack(pool: Cluster, product
     assert set(racks_of(bound(pool, "m-"))) == {rack}
 
 
+def test_single_pods_of_both_ways_go_into_the_rack_in_use(pool: Cluster, product: Product) -> None:
+    submit(pool, "--gres=gpu:8", "--mem=100", "--nodelist=gpu043")
+    wait_for("it is seen", lambda: product.cli("status")["gpus"]["native"] == 8, 20, 0.3)
+    api = pool.kube.api
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "plain"}}
+    api.create(space)
+    where = "/api/v1/namespaces/plain/pods"
+    wait_for("pods may be made", lambda: api.find(f"{where[:-5]}/serviceaccounts/default"), 20)
+    api.create(pod("planned", gpus=8))
+    api.create(pod("reactive", gpus=8, namespace="plain"))
+
+    def nodes() -> list[str]:
+        found = [api.find(f"{PODS}/planned"), api.find(f"{where}/reactive")]
+        return [p["spec"]["nodeName"] for p in found if p and p["spec"].get("nodeName")]
+
+    wait_for("both are bound", lambda: len(nodes()) == 2, 20)
+    assert [TREE.rack(node) for node in nodes()] == [5, 5]
+    api.delete(f"{where}/reactive")
+    wait_for("it is gone", lambda: api.find(f"{where}/reactive") is None, 20)
+
+
 GANGS = (
     *((5, 8), (10, 3), (3, 8), (4, 2), (6, 4), (16, 1), (2, 8), (5, 3), (12, 2), (2, 1)),
     *((9, 2), (3, 3), (4, 8), (7, 2), (2, 6), (6, 1), (5, 4), (3, 2), (4, 4), (8, 1)),
