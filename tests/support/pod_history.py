@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -33,7 +34,6 @@ class PodHistory:
         self._seen: list[Moment] = []
         self._connection: http.client.HTTPSConnection | None = None
         self._thread = threading.Thread(target=self._read, daemon=True)
-        self._is_over = False
 
     def __enter__(self) -> Self:
         api = self._kube.api
@@ -52,7 +52,12 @@ class PodHistory:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._is_over = True
+        assert self._connection is not None
+        if self._connection.sock is not None:
+            self._connection.sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join(10)
+        self._answer.close()
+        self._connection.close()
 
     @property
     def moments(self) -> list[Moment]:
@@ -63,9 +68,7 @@ class PodHistory:
         try:
             while line := self._answer.readline():
                 told = json.loads(line)
-                if self._is_over:
-                    return
                 now = time.time()  # noqa: TID251 - to be compared with Slurm's times
                 self._seen.append(Moment(now, told["type"], told["object"]))
         except (OSError, http.client.HTTPException, ValueError):
-            return  # the API server is gone; the test sees that its history ends
+            return  # closed, or the API server is gone: the test sees that its history ends
