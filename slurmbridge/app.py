@@ -65,7 +65,7 @@ TICK_S: Final = 0.5
 CAMPAIGN_S: Final = 0.5
 RELOAD_S: Final = 5.0
 SWEEP_S: Final = 60.0
-EXCLUDING: Final = ("22.05.",)
+EXCLUDING: Final = ("22.05.", "24.11.")
 """Versions of Slurm on which it was tried that a claim outlives the removal of a node that it
 excluded (tests/integration/slurm/test_others.py)."""
 MOST_TOPOLOGY: Final = 16 << 20

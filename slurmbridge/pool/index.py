@@ -147,12 +147,10 @@ def compile_view(view: View, before: ViewIndex | None = None) -> ViewIndex:
         old = before.view.nodes.values()
         for row, (was, (name, node)) in enumerate(zip(old, view.nodes.items(), strict=True)):
             if was is not node:
-                if name != before.names[row]:
+                if name != before.names[row] or node.domains != was.domains:
                     return _compile(view)
                 changed.append((row, node))
     if any(g.type not in before.type_row for _, node in changed for g in node.total + node.free):
-        return _compile(view)
-    if any(node.domains != before.view.nodes[node.kube_node].domains for _, node in changed):
         return _compile(view)
     return _update(before, view, changed)
 
