@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
             "breaker",
             _breaker,
             "the eviction breaker: it opens when many claims vanish at once. show it; confirm: the "
-            "losses are real, evict; dismiss: look at every lost claim again",
+            "losses are real, evict; dismiss: the pods stay, find their claims or make them again",
         )
     )
     breaker.add_argument(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from slurmbridge.core import evict, release, settle
 from slurmbridge.core.action import Cover, PollNow, Tell
-from slurmbridge.core.event import Covered, CoverRefused
+from slurmbridge.core.event import BreakerAnswered, Covered, CoverRefused
 from slurmbridge.core.evidence import (
     Written,
     fits,
@@ -316,6 +316,19 @@ def forget(state: State, entry: Entry) -> None:
         state.drop(entry)
     else:
         begin(state, entry, "its claim was missing in Slurm", at_once=True)
+
+
+def on_breaker_answered(state: State, event: BreakerAnswered) -> None:
+    """Go on with the evictions, or find the pods' claims again, or make them anew."""
+    if event.confirm:
+        evict.confirm(state)
+        return
+    for entry in evict.dismissed(state):
+        job = None if state.snapshot is None else state.snapshot.jobs.get(entry.job_id)
+        if job is not None and is_running(job) and state.is_claim_of(job, entry.claim_uid):
+            state.move(entry, Phase.BOUND)  # the next reading tells whether it still is
+        else:
+            begin(state, entry, entry.why)
 
 
 def tick(state: State) -> None:

@@ -235,7 +235,7 @@ class ActionFailed(Event, frozen=True):
 
 
 class BreakerAnswered(Event, frozen=True):
-    """A person has looked: `confirm` the losses (evict), or `dismiss` them (look again)."""
+    """A person has looked at the losses: `confirm` them (evict), or not (claims again)."""
 
     confirm: bool
 

@@ -7,13 +7,12 @@ old state) than the truth: then the breaker opens, and a person decides.
 from __future__ import annotations
 
 from slurmbridge.core.action import AnnotatePod, Evict, Tell
-from slurmbridge.core.event import BreakerAnswered, Evicted
+from slurmbridge.core.event import Evicted
 from slurmbridge.core.state import Entry, Phase, State
 from slurmbridge.pool import keys
 from slurmbridge.pool.record import PodRecord
 
 WINDOW_S = 60.0
-CONFIRMED_S = 600.0
 EVICT_AGAIN_S = 20.0
 
 
@@ -80,13 +79,14 @@ def run(state: State) -> None:
     )
     state.evictions = [(t, c) for t, c in state.evictions if state.now - t < WINDOW_S]
     _watch_breaker(state, lost)
-    if state.breaker_since is not None:
-        return
     for entry in lost:
+        if state.breaker_since is not None and not entry.confirmed:
+            continue
         if entry.evicted_at is None:
             if len(state.evictions) >= state.settings.eviction.per_minute:
                 continue
-            state.evictions.append((state.now, _loss(state, entry)))
+            # What a person has confirmed counts for the rate, and not as a loss any more.
+            state.evictions.append((state.now, "" if entry.confirmed else _loss(state, entry)))
         elif is_on_its_way(state, entry):
             continue
         pod = state.pods[entry.uid]
@@ -113,22 +113,23 @@ def _watch_breaker(state: State, lost: list[Entry]) -> None:
     """Open when too many have lost their claims, or may have; close when all was settled.
 
     Those count that are to be evicted, that were within the last minute, and whose claims a reading
-    did not show, until a second look has told. A gang that goes as a whole is one loss.
+    did not show, until a second look has told. A gang that goes as a whole is one loss. Losses that
+    a person has confirmed do not count: the next mass loss is another one.
     """
     doubted = {
         _loss(state, e)
         for e in state.book.values()
         if (e.phase is Phase.BOUND and e.suspect) or (e.phase is Phase.COVERING and not e.stray)
     }
-    to_go = {_loss(state, e) for e in lost if e.evicted_at is None}
+    to_go = {_loss(state, e) for e in lost if e.evicted_at is None and not e.confirmed}
     if state.breaker_since is not None:
         if not to_go and not doubted:
             state.breaker_since = None
         return
     budget = state.settings.eviction
     bound = len({e.claim_uid for e in state.book.values() if e.phase in _ON_NODE})
-    missing = len(to_go | doubted | {loss for _, loss in state.evictions})
-    if missing > max(budget.at_least, budget.share * bound) and not _is_confirmed(state):
+    missing = len((to_go | doubted | {loss for _, loss in state.evictions}) - {""})
+    if missing > max(budget.at_least, budget.share * bound):
         state.breaker_since = state.now
 
 
@@ -141,10 +142,6 @@ def _loss(state: State, entry: Entry) -> str:
 _ON_NODE = (Phase.BOUND, Phase.LOST, Phase.COVERING)
 
 
-def _is_confirmed(state: State) -> bool:
-    return state.breaker_confirmed is not None and state.now - state.breaker_confirmed < CONFIRMED_S
-
-
 def on_evicted(state: State, event: Evicted) -> None:
     """The API server has taken it; the pod's own grace runs."""
     entry = state.book.get(event.uid)
@@ -152,13 +149,23 @@ def on_evicted(state: State, event: Evicted) -> None:
         entry.evicted_at = state.now
 
 
-def on_breaker_answered(state: State, event: BreakerAnswered) -> None:
-    """Go on with the evictions, or look at every lost claim again."""
+def confirm(state: State) -> None:
+    """A person says that the losses known by now are real: go on with them, within the budget."""
     state.breaker_since = None
-    if event.confirm:
-        state.breaker_confirmed = state.now
-        run(state)
-        return
     for entry in state.book.values():
-        if entry.phase is Phase.LOST and entry.evicted_at is None and entry.job_id:
-            state.move(entry, Phase.BOUND)
+        if entry.phase is Phase.LOST:
+            entry.confirmed = True
+    run(state)
+
+
+def dismissed(state: State) -> list[Entry]:
+    """A person says that the pods are to stay: those that have lost their claims, to be covered."""
+    state.breaker_since = None
+    return [
+        entry
+        for entry in state.book.values()
+        if entry.phase is Phase.LOST
+        and entry.evicted_at is None
+        and not entry.stray
+        and entry.request is not None
+    ]

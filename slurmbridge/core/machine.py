@@ -344,6 +344,6 @@ _HANDLERS: dict[type[ev.Event], Callable[[State, Any], None]] = {
     ev.GroupLooked: gang.on_looked,
     ev.TopologyRead: gang.on_topology_read,
     ev.ActionFailed: _on_action_failed,
-    ev.BreakerAnswered: evict.on_breaker_answered,
+    ev.BreakerAnswered: cover.on_breaker_answered,
     ev.Ticked: _on_ticked,
 }

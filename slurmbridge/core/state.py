@@ -69,6 +69,7 @@ class Entry:
     then. cover_since: when the first of them was asked. cover_gpus_known: the GPUs to cover are
     those of a claim that we had, not only what the pod's annotations say. refused: why the last
     Cover was refused for good.
+    confirmed: a person has said that this loss is real.
     planned: claimed before kube-scheduler has seen the pod. lift_at: its gate is being taken off
     since then.
     left_at: `State.moment` at which we learnt that the pod is over or gone. boot_id: of its node at
@@ -108,6 +109,7 @@ class Entry:
     cause: str = ""
     planned: bool = False
     lift_at: float | None = None
+    confirmed: bool = False
     left_at: int = 0
     boot_id: str = ""
     group: str = ""
@@ -120,7 +122,7 @@ class Entry:
 
     def move(self, phase: Phase, now: float) -> None:
         """Go to another phase."""
-        self.phase, self.since = phase, now
+        self.phase, self.since, self.confirmed = phase, now, False
         self.suspect, self.looking, self.missing_at, self.asked_at = False, None, None, None
 
     @property
@@ -239,7 +241,6 @@ class State:
     generation: int = 0
     evictions: list[tuple[float, str]] = field(default_factory=list)
     breaker_since: float | None = None
-    breaker_confirmed: float | None = None
     woken: dict[str, Woken] = field(default_factory=dict)
     annotated: dict[str, str] = field(default_factory=dict)
     annotated_at: float = 0.0

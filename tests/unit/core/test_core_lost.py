@@ -12,6 +12,7 @@ from tests.support.builders import (
     T0,
     Story,
     kinds,
+    make_claim,
     make_claim_job,
     make_pod,
     make_settings,
@@ -233,7 +234,7 @@ def test_confirming_evicts_within_the_budget_per_minute():
     assert len([a for a in story.pass_time(20) if isinstance(a, act.Evict)]) == 5
 
 
-def test_dismissing_looks_at_every_claim_again():
+def test_dismissing_finds_every_claim_that_is_there():
     story, pods = crowd(20)
     lose_all(story, pods)
     for index, pod in enumerate(pods):
@@ -315,3 +316,40 @@ def test_a_claim_with_a_duration_of_its_own_is_not_renewed():
     story = Story("n1").start(pod).run(pod, 10, "n1", "0")
     story.slurm(make_claim_job(10, pod, "n1", "0").but(end=T0 + 20))
     assert none(story.pass_time(10), act.Extend)
+
+
+def test_dismissed_losses_that_are_so_are_made_good_where_the_gpus_are_free():
+    story, pods = crowd(20)
+    lose_all(story, pods)
+    story.slurm(without=tuple(range(10, 30)))
+    story.handle(ev.BreakerAnswered(False))
+    found = story.pass_time(1)
+    covers = [a for a in found if isinstance(a, act.Cover)]
+    assert [a.indices for a in covers] == [(i,) for i in range(20)]
+    for index, pod in enumerate(pods[:19]):
+        story.slurm(make_claim_job(100 + index, pod, "n1", str(index)))
+        claim = make_claim(100 + index, pod, "n1", str(index), granted=story.now)
+        story.handle(ev.Covered(pod.obj.uid, claim))
+    assert {story.phase(p) for p in pods[:19]} == {"bound"}
+    # Where a native job was faster, the pod has to go; a person says so.
+    story.handle(ev.CoverRefused(pods[19].obj.uid, "indices", "others have them"))
+    assert none(story.pass_time(30), act.Evict)
+    assert only(story.handle(ev.BreakerAnswered(True)), act.Evict).uid == "uid-p19"
+
+
+def test_what_was_confirmed_goes_and_the_next_mass_loss_is_another_one():
+    story, pods = crowd(40, per_minute=100, at_least=4, share=0.1)
+    lose_all(story, pods[:20])
+    story.handle(ev.BreakerAnswered(True))
+    for pod in pods[:20]:
+        story.see(pod.over("Failed"))
+    assert story.machine.state.breaker_since is None
+    story.forget()
+    jobs = [make_claim_job(10 + i, pods[i], "n1", str(i)).state("NODE_FAIL") for i in range(20, 40)]
+    story.slurm(*jobs)
+    story.pass_time(1)
+    for index, job in enumerate(jobs, 20):
+        story.handle(ev.JobLooked(pods[index].obj.uid, job.obj.id, job.obj))
+    story.pass_time(20)
+    assert story.of(act.Evict) == []
+    assert story.machine.state.breaker_since is not None
