@@ -13,6 +13,7 @@ import os
 import random  # noqa: TID251 - jitter of the adapters; passed in from here
 import signal
 import socket
+import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final
@@ -71,9 +72,13 @@ VERIFY_S: Final = 10.0
 STUCK_S: Final = 60.0
 LEAVE_LEAST_S: Final = 1.5
 """How long the plugin is served after SIGTERM at least: the bridge hears of it within a second."""
-LEAVE_MOST_S: Final = 25.0
-"""And at most (100 pods at once took 12 s on two busy cores); less than the DaemonSet's
+LEAVE_MOST_S: Final = 55.0
+"""And at most (100 pods at once took 12 to 40 s on two busy cores); less than the DaemonSet's
 terminationGracePeriodSeconds."""
+SWITCH_S: Final = 0.0005
+"""How long a thread that looks at processes may keep the loop from its turn (Python's own is ten
+times that, for each look): a kubelet that is back admits its pods at once, and fails those whose
+plugin is not registered yet."""
 
 
 class NodePods:
@@ -548,6 +553,7 @@ async def run(config: Config) -> None:
         ConfigError: the configuration cannot be used here.
 
     """
+    sys.setswitchinterval(SWITCH_S)
     try:
         agent = Agent(config, SystemClock())
     except OSError as error:

@@ -32,7 +32,17 @@ class Joined:
     def wait_running(self, name):
         mark = self.pool.marks / "start" / name
         wait(lambda: mark.exists() or self.pool.phase(name) == "Failed", 60, name, self.told, name)
-        assert mark.exists(), self.pool.get(name)["status"]
+        assert mark.exists(), self.story(name)
+
+    def story(self, name):
+        """What everybody says of a pod that failed."""
+        pod = self.pool.get(name)
+        uid, node = pod["metadata"]["uid"], pod["spec"].get("nodeName", "")
+        lines = [str(pod["metadata"].get("annotations")), str(pod["status"])]
+        logs = [self.product.log(part) for part in ("bridge-0", "extender-0")]
+        logs += [self.pool.node[node].log("agent").read_text()] if node else []
+        lines += [line for log in logs for line in log.splitlines() if uid in line or name in line]
+        return "\n".join(lines)[-12000:]
 
     def claim_of(self, name):
         notes = self.pool.get(name)["metadata"]["annotations"]
@@ -207,3 +217,37 @@ def test_people_and_metrics_see_the_agents(joined, figures):
     figures.count(starts=1)
     pool.delete(name)
     assert sampled_release(joined, job_id, NODE, uid) == []
+
+
+def test_a_node_that_was_rebooted_gives_its_claims_back_before_its_agent_is_up(joined, figures):
+    pool, node = joined.pool, joined.pool.node[OTHER]
+    name = unique("powered")
+    uid, job_id = joined.runs(name, 2, OTHER, ignore_term=True)
+    # The power fails: everything ends at once, and /run is empty afterwards.
+    pool.kill9_agent(OTHER)
+    node.kill9_kubelet()
+    node.kill9_containerd()
+    for pid in pool.pod_pids(OTHER, uid):
+        node.signal(pid)
+    for left in ("node.json", "node.sock"):
+        (pool.run_folder(OTHER) / left).unlink(missing_ok=True)
+    pool.delete(name, grace_s=0)
+    wait(lambda: "silent" in joined.blocked(OTHER), 15, "the bridge knows")
+    until = time.monotonic() + 4
+    while time.monotonic() < until:
+        assert pool.job_state(job_id) == "RUNNING"
+        time.sleep(0.2)
+    node.set_boot_id("11111111-2222-4333-8444-555555555555")
+    node.start_containerd()
+    node.start_kubelet()
+    wait(lambda: pool.job_state(job_id) != "RUNNING", 40, "fenced", joined.told, name)
+    assert "silent" in joined.blocked(OTHER)
+    pool.start_agent(OTHER)
+    wait(lambda: joined.is_ready(OTHER), 30, "ready again", joined.blocked, OTHER)
+    pool.wait_gpus(OTHER)
+    after = unique("after")
+    joined.runs(after, GPUS, OTHER)
+    given = (pool.marks / "start" / after).read_text().split()
+    assert given == [pool.uuid(OTHER, i) for i in range(GPUS)]
+    figures.count(starts=2)
+    pool.delete(after)

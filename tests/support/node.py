@@ -286,6 +286,14 @@ class RealNode:
         """Undo `pause_kubelet`."""
         self._keep.send("kubelet", signal.SIGCONT)
 
+    def set_boot_id(self, boot_id: str) -> None:
+        """What the kubelet reads as the kernel's boot id when it starts next: a reboot, for it."""
+        path = self.dir / "boot_id"
+        path.write_text(f"{boot_id}\n")
+        over = ["mount", "--bind", str(path), "/proc/sys/kernel/random/boot_id"]
+        argv = ["nsenter", "-m", "-t", str(self._holder), *over]
+        subprocess.run(argv, check=True, capture_output=True, timeout=10)
+
     def start_process(self, name: str, argv: list[str], **options: Any) -> int:
         """Start another process in the node's mount namespace; it ends with the node."""
         return self._start(name, argv, **options)

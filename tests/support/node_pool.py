@@ -214,7 +214,12 @@ class NodePool:
         path.write_text(json.dumps(config, indent=1))
         real.start_process(
             "agent",
-            [sys.executable, "-m", "slurmbridge", "node", "--config", str(path)],
+            # Everything of a whole data centre runs on this machine, and a node's agent on each of
+            # its nodes: it must not be kept from the kubelet by what is elsewhere.
+            [
+                *("nice", "-n", "-10"),
+                *(sys.executable, "-m", "slurmbridge", "node", "--config", str(path)),
+            ],
             cwd=ROOT,
             env=os.environ | {"PATH": self.slurm.env()["PATH"]},
         )
@@ -225,7 +230,7 @@ class NodePool:
 
     def restart_agent(self, node: str) -> None:
         """End the agent in order, as an update does, and start it again."""
-        self.node[node].terminate("agent", 40.0)
+        self.node[node].terminate("agent", 70.0)
         self.start_agent(node)
 
     def snapshot(self, node: str) -> dict[str, Any]:
