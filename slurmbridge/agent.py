@@ -205,6 +205,7 @@ class Agent:
                 verify=self._verify,
                 busy=self.look.busy,
                 response=Response(styles=node.response, cdi_kind=node.cdi_kind),
+                kind=self._config.policy.resources.get(node.resource, ""),
                 clock=self._clock,
             )
             self._registration = Registration(

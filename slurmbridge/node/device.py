@@ -1,9 +1,9 @@
 """The GPUs of a node as Slurm, the driver and the kubelet call them, and the map between. Pure.
 
 Slurm says `IDX`, the driver says minor number (`/dev/nvidia<minor>`) and UUID, the kubelet takes
-the UUID as device id. The map is made from gres.conf's files and from what the driver reports; a
-GPU that only one side knows, or that both know differently, is a fault, and a node with a fault
-takes no pods.
+the UUID as device id. A MIG device is a GPU of its own to all of them. The map is made from
+gres.conf's files and from what the driver reports; a GPU that only one side knows, or that both
+know differently, is a fault, and a node with a fault takes no pods.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ MOST_ID_CHARS: Final = 63
 class FoundGpu(msgspec.Struct, frozen=True):
     """One GPU as the driver (or the site's file) reports it.
 
-    minor: of its device file. numa: its NUMA node, -1 where it has none. mig: MIG mode is on, so
-    that the GPU as a whole cannot be used.
+    minor: of its device file; of a MIG device: of the GPU that it is a part of. numa: its NUMA
+    node, -1 where it has none. mig: MIG mode is on, so that the GPU as a whole cannot be used.
+    files: all device files that a container needs for it, where that is more than path (MIG).
     """
 
     uuid: str
@@ -34,6 +35,7 @@ class FoundGpu(msgspec.Struct, frozen=True):
     model: str = ""
     numa: int = -1
     mig: bool = False
+    files: tuple[str, ...] = ()
 
 
 class Gpu(msgspec.Struct, frozen=True):
@@ -46,6 +48,7 @@ class Gpu(msgspec.Struct, frozen=True):
     type: str = ""
     model: str = ""
     numa: int = -1
+    files: tuple[str, ...] = ()
 
 
 class DeviceMap(msgspec.Struct, frozen=True):
@@ -133,10 +136,13 @@ def map_devices(
                 type=file.type,
                 model=gpu.model,
                 numa=gpu.numa,
+                files=gpu.files,
             )
         )
     if files:
-        faults += [f"{gpu.path} ({gpu.uuid}) is not in gres.conf" for gpu in by_file.values()]
+        # A GPU in MIG mode is not used as a whole by anyone.
+        left = [gpu for gpu in by_file.values() if not gpu.mig]
+        faults += [f"{gpu.path} ({gpu.uuid}) is not in gres.conf" for gpu in left]
     return DeviceMap(faults=tuple(faults)) if faults else DeviceMap(gpus=tuple(gpus))
 
 

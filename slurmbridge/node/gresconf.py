@@ -25,11 +25,16 @@ MOST_INCLUDES: Final = 16
 
 
 class GresFile(msgspec.Struct, frozen=True):
-    """One GPU as gres.conf names it: its GRES index, type ("" for none) and device file."""
+    """One GPU as gres.conf names it: its GRES index, type ("" for none) and device file.
+
+    files: all of its files, where it has several (`MultipleFiles=`: a MIG device); path is then the
+    last one, that of its compute instance.
+    """
 
     index: int
     type: str
     path: str
+    files: tuple[str, ...] = ()
 
 
 def read_gres_conf(
@@ -58,12 +63,14 @@ def read_gres_conf(
             detects = line
         if pairs.get("name", "").lower() != "gpu":
             continue
-        if "multiplefiles" in pairs:
-            raise ParseError(line, "MultipleFiles= (MIG) is not understood; use File=")
-        if "file" not in pairs:
-            raise ParseError(line, "GPUs without File= have no index that can be checked")
         kind = pairs.get("type", "")
         first = len(found)
+        if "multiplefiles" in pairs:
+            files = tuple(_paths(pairs["multiplefiles"]))
+            found.append(GresFile(first, kind, files[-1], files))
+            continue
+        if "file" not in pairs:
+            raise ParseError(line, "GPUs without File= have no index that can be checked")
         found += [GresFile(first + at, kind, path) for at, path in enumerate(_paths(pairs["file"]))]
     if not found and detects:
         raise ParseError(detects, "AutoDetect alone leaves the order open; write File= lines")

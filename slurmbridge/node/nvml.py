@@ -7,7 +7,8 @@ Imported only where it is configured. Every call may fail while a driver is bein
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from slurmbridge.node.device import FoundGpu
@@ -15,6 +16,9 @@ from slurmbridge.node.inventory import Usage
 from slurmbridge.pool.errors import ConfigError, PeerUnavailable, Problem
 
 PEER: Final = "nvml"
+CAP: Final = "/dev/nvidia-caps/nvidia-cap{}"
+MIG_MINORS: Final = Path("/proc/driver/nvidia-caps/mig-minors")
+"""Lines `gpu0/gi1/ci0/access 22`: which capability file is for which instance of which GPU."""
 _T = TypeVar("_T")
 
 
@@ -36,14 +40,16 @@ class NvmlInventory:
 
     def find(self) -> list[FoundGpu]:
         """See `Inventory.find`."""
-        return self._asked("devices", lambda: [self._gpu(h) for h in self._handles()])
+        return self._asked("devices", self._find)
 
     def usage(self) -> dict[str, Usage]:
         """See `Inventory.usage`."""
         return self._asked(
             "usage",
             lambda: {
-                _text(self._nvml.nvmlDeviceGetUUID(h)): self._usage(h) for h in self._handles()
+                _text(self._nvml.nvmlDeviceGetUUID(h)): self._usage(h)
+                for whole in self._handles()
+                for h in (self._parts(whole) if self._is_split(whole) else [whole])
             },
         )
 
@@ -68,10 +74,49 @@ class NvmlInventory:
         count = self._nvml.nvmlDeviceGetCount()
         return [self._nvml.nvmlDeviceGetHandleByIndex(i) for i in range(count)]
 
+    def _find(self) -> list[FoundGpu]:
+        found: list[FoundGpu] = []
+        for handle in self._handles():
+            whole = self._gpu(handle)
+            found.append(whole)
+            if whole.mig:
+                minors = read_mig_minors()
+                found += [self._part(part, whole, minors) for part in self._parts(handle)]
+        return found
+
+    def _is_split(self, handle: Any) -> bool:
+        nvml = self._nvml
+        mode = self._optional(lambda: nvml.nvmlDeviceGetMigMode(handle)[0])
+        return mode is not None and bool(mode == nvml.NVML_DEVICE_MIG_ENABLE)
+
+    def _parts(self, handle: Any) -> list[Any]:
+        """Handles of a GPU's MIG devices; places of the table may be empty."""
+        nvml = self._nvml
+        found = []
+        for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            try:
+                found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place))
+            except nvml.NVMLError_NotFound:
+                continue
+        return found
+
+    def _part(self, handle: Any, whole: FoundGpu, minors: Mapping[str, int]) -> FoundGpu:
+        nvml = self._nvml
+        instance = f"gpu{whole.minor}/gi{nvml.nvmlDeviceGetGpuInstanceId(handle)}"
+        compute = f"{instance}/ci{nvml.nvmlDeviceGetComputeInstanceId(handle)}"
+        caps = [CAP.format(minors.get(f"{name}/access", -1)) for name in (instance, compute)]
+        return FoundGpu(
+            uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+            minor=whole.minor,
+            path=caps[-1],
+            model=_text(nvml.nvmlDeviceGetName(handle)),
+            numa=whole.numa,
+            files=(whole.path, *caps),
+        )
+
     def _gpu(self, handle: Any) -> FoundGpu:
         nvml = self._nvml
         minor = int(nvml.nvmlDeviceGetMinorNumber(handle))
-        mig = self._optional(lambda: nvml.nvmlDeviceGetMigMode(handle)[0])
         numa = self._optional(lambda: nvml.nvmlDeviceGetNumaNodeId(handle))
         return FoundGpu(
             uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
@@ -79,7 +124,7 @@ class NvmlInventory:
             path=f"/dev/nvidia{minor}",
             model=_text(nvml.nvmlDeviceGetName(handle)),
             numa=-1 if numa is None else int(numa),
-            mig=mig == nvml.NVML_DEVICE_MIG_ENABLE,
+            mig=self._is_split(handle),
         )
 
     def _usage(self, handle: Any) -> Usage:
@@ -110,6 +155,16 @@ class NvmlInventory:
             AttributeError,
         ):
             return None
+
+
+def read_mig_minors(path: Path = MIG_MINORS) -> dict[str, int]:
+    """Minor numbers of capability files by name; {} where the driver has none."""
+    try:
+        lines = path.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return {}
+    pairs = [line.split() for line in lines]
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
 def _text(value: str | bytes) -> str:

@@ -101,6 +101,7 @@ class DevicePlugin:
         book: who was given what.
         verify, busy: see above.
         response: how containers are told.
+        kind: GRES type of the GPUs that this resource offers, "" for all.
         clock: for deadlines.
 
     """
@@ -117,6 +118,7 @@ class DevicePlugin:
         busy: Busy,
         response: Response,
         clock: Clock,
+        kind: str = "",
         prestart_s: float = PRESTART_S,
     ) -> None:
         self._devices = devices
@@ -128,6 +130,7 @@ class DevicePlugin:
         self._busy = busy
         self._response = response
         self._clock = clock
+        self._kind = kind
         self._prestart_s = prestart_s
         self._server: grpc.aio.Server | None = None
         self._streams: set[asyncio.Event] = set()
@@ -179,6 +182,7 @@ class DevicePlugin:
                     devices=[
                         pb.Device(ID=g.uuid, health="Healthy" if g.uuid in healthy else "Unhealthy")
                         for g in self._devices().gpus
+                        if self._kind in ("", g.type)
                     ]
                 )
                 await wake.wait()
@@ -322,8 +326,11 @@ class DevicePlugin:
                 answer.cdi_devices.add(name=f"{self._response.cdi_kind}={gpu.uuid}")
         if "devices" in styles:
             for gpu in gpus:
-                inside = f"/dev/{Path(gpu.path).name}"
-                answer.devices.add(container_path=inside, host_path=gpu.path, permissions="rw")
+                for path in gpu.files or (gpu.path,):
+                    # The files of a MIG device lie in a folder of their own, and share the GPU's.
+                    inside = path if gpu.files else f"/dev/{Path(path).name}"
+                    if all(inside != known.container_path for known in answer.devices):
+                        answer.devices.add(container_path=inside, host_path=path, permissions="rw")
             for path in self._response.also:
                 if Path(path).exists():
                     answer.devices.add(container_path=path, host_path=path, permissions="rw")

@@ -34,19 +34,24 @@ async def nothing(*_):
     return ""
 
 
-async def allocate(tmp_path, response, ids):
-    """The answer to one Allocate, over the socket as the kubelet asks."""
-    plugin = DevicePlugin(
-        devices=lambda: DeviceMap(gpus=GPUS),
-        healthy=lambda: [g.uuid for g in GPUS],
+def plugin_of(tmp_path, gpus=GPUS, response=None, kind=""):
+    return DevicePlugin(
+        devices=lambda: DeviceMap(gpus=gpus),
+        healthy=lambda: [g.uuid for g in gpus],
         pods=Pods(),
         lister=Kubelet(),
         book=Book(str(tmp_path / "book.json")),
         verify=nothing,
         busy=nothing,
-        response=response,
+        response=response or Response(),
         clock=SystemClock(),
+        kind=kind,
     )
+
+
+async def allocate(tmp_path, response, ids, gpus=GPUS):
+    """The answer to one Allocate, over the socket as the kubelet asks."""
+    plugin = plugin_of(tmp_path, gpus, response)
     path = tmp_path / "p.sock"
     await plugin.serve(str(path))
     try:
@@ -93,6 +98,56 @@ async def test_devices_are_the_drivers_files_and_what_all_containers_need(tmp_pa
         (str(also), str(also), "rw"),
     ]
     assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == "GPU-1,GPU-3"
+
+
+MIG = tuple(
+    Gpu(
+        index=i,
+        uuid=f"MIG-{i}",
+        minor=0,
+        path=f"/dev/nvidia-caps/nvidia-cap{22 + 2 * i}",
+        type="1g.10gb" if i < 3 else "3g.40gb",
+        files=(
+            "/dev/nvidia0",
+            f"/dev/nvidia-caps/nvidia-cap{21 + 2 * i}",
+            f"/dev/nvidia-caps/nvidia-cap{22 + 2 * i}",
+        ),
+    )
+    for i in range(4)
+)
+
+
+async def test_mig_devices_come_with_all_their_files_and_the_gpus_once(tmp_path):
+    response = Response(styles=("devices", "env"), also=())
+    answer = await allocate(tmp_path, response, ["MIG-1", "MIG-3"], MIG)
+    assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == "MIG-1,MIG-3"
+    assert [d.container_path for d in answer.devices] == [
+        "/dev/nvidia0",
+        "/dev/nvidia-caps/nvidia-cap23",
+        "/dev/nvidia-caps/nvidia-cap24",
+        "/dev/nvidia-caps/nvidia-cap27",
+        "/dev/nvidia-caps/nvidia-cap28",
+    ]
+
+
+@pytest.mark.parametrize(("kind", "offered"), [("", 4), ("1g.10gb", 3), ("3g.40gb", 1)])
+async def test_a_resource_offers_the_gpus_of_its_type(tmp_path, kind, offered):
+    plugin = plugin_of(tmp_path, MIG, kind=kind)
+    path = tmp_path / "p.sock"
+    await plugin.serve(str(path))
+    try:
+        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+            call = channel.unary_stream(
+                f"/{SERVICE}/ListAndWatch",
+                pb.Empty.SerializeToString,
+                pb.ListAndWatchResponse.FromString,
+            )(pb.Empty(), timeout=5)
+            first = await call.read()
+            call.cancel()
+    finally:
+        await plugin.stop()
+    assert len(first.devices) == offered
+    assert all(d.health == "Healthy" for d in first.devices)
 
 
 async def test_devices_outside_the_claim_are_refused_with_the_reason(tmp_path):

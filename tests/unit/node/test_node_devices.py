@@ -38,7 +38,6 @@ READ = {
 REFUSED = {
     "a count alone": ("Name=gpu Count=8", "without File="),
     "AutoDetect alone": ("AutoDetect=nvml", "write File= lines"),
-    "MIG by MultipleFiles": ("Name=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap21", "MIG"),
     "a file twice": ("Name=gpu File=/dev/nvidia0\nName=gpu File=/dev/nvidia[0-1]", "twice"),
     "an include that cannot be followed": ("include more.conf", "include"),
     "a hostlist that is none": ("NodeName=gpu[001 Name=gpu File=/dev/nvidia0", "host list"),
