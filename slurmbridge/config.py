@@ -94,8 +94,8 @@ class Kube(_Section, frozen=True):
 class Pool(_Section, frozen=True):
     """Which nodes are shared.
 
-    selector: labels that a pool node must have; empty: every node with a pool GPU that Slurm
-        knows.
+    selector: labels that a pool node must have; empty: every node that Slurm knows
+        and that has a GPU on either side.
     names: Kubernetes node name to Slurm node name, where they differ. A host list (`gpu7a,gpu7b`)
         says that one machine is several Slurm nodes: no pods go there, but its state is carried
         over to all of them. Without an entry the node

@@ -258,6 +258,7 @@ def _map(state: State) -> None:
         dict(settings.selector),
         settings.policy.resources.keys(),
         state.slurm_of,
+        {name for name, node in state.snapshot.nodes.items() if node.gpu_total > 0},
     )
     changed = names.slurm_of.items() ^ state.slurm_of.items()
     changed |= names.problems.items() ^ state.problems.items()

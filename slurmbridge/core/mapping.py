@@ -8,7 +8,7 @@ with a host list): which of them a pod's GPUs belong to is not known.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
@@ -36,6 +36,7 @@ def map_names(
     selector: Mapping[str, str],
     resources: Iterable[str],
     before: Mapping[str, str],
+    with_gpus: Collection[str] = (),
 ) -> NameMap:
     """The nodes of the pool, with their names on both sides.
 
@@ -44,11 +45,13 @@ def map_names(
         slurm_names: all nodes of the last reading of slurmctld.
         pairs: configured Kubernetes name -> Slurm name.
         label: node label that holds the Slurm name; "" for none.
-        selector: labels that a pool node must have; empty: every node with a pool GPU that Slurm
-            knows.
+        selector: labels that a pool node must have; empty: every node that Slurm knows and that has
+            a GPU on either side. Not only on Kubernetes' side: there it has none while its device
+            plugin is away, and pods would be bound past us in the moment at which it is back.
         resources: the pool's extended resources.
         before: the last result. A node once in the pool stays in it as long as it exists: one that
             Slurm does not list any more is blocked, not set free.
+        with_gpus: those of the Slurm nodes that have GPUs.
 
     """
     known = set(slurm_names)
@@ -69,10 +72,11 @@ def map_names(
         if name in before and (selected or not selector) and wish not in known:
             found[name] = before[name]
             continue
-        if not selected or (not selector and not has_gpu and name not in before):
-            continue
         short = name.lower().partition(".")[0]
         slurm = wish or (name if name in known else folded.get(short, ""))
+        has_gpu = has_gpu or slurm in with_gpus
+        if not selected or (not selector and not has_gpu and name not in before):
+            continue
         if slurm in known:
             found[name] = slurm
         elif selector:

@@ -174,6 +174,19 @@ def names(kube, slurm, pairs=None, label="", selector=None, before=None):
     )
 
 
+def test_a_node_whose_device_plugin_is_away_is_a_pool_node_all_the_same():
+    kube = {n: make_kube_node(n).but(gpus={}).obj for n in ("gpu1", "cpu1")}
+    found = map_names(
+        kube, ["gpu1", "cpu1"], {}, "", {}, ["nvidia.com/gpu"], {}, with_gpus={"gpu1"}
+    )
+    assert dict(found.slurm_of) == {"gpu1": "gpu1"}
+    story = Story("n1")
+    story.kube_nodes["n1"] = make_kube_node("n1").but(gpus={})
+    story.start()
+    view = story.machine.view().nodes["n1"]
+    assert (sum(g.count for g in view.total), view.free_total) == (8, 0)
+
+
 NAMES = {
     "the same name": ([make_kube_node("gpu1")], ["gpu1"], {}, {"gpu1": "gpu1"}),
     "A07: a longer name on one side": (
