@@ -241,7 +241,7 @@ def test_a_node_that_was_rebooted_gives_its_claims_back_before_its_agent_is_up(j
     node.start_containerd()
     node.start_kubelet()
     wait(lambda: pool.job_state(job_id) != "RUNNING", 40, "fenced", joined.told, name)
-    assert "silent" in joined.blocked(OTHER)
+    assert joined.product.cli("who", OTHER)["agent"]["ready"] is False
     pool.start_agent(OTHER)
     wait(lambda: joined.is_ready(OTHER), 30, "ready again", joined.blocked, OTHER)
     pool.wait_gpus(OTHER)
