@@ -52,10 +52,11 @@ def until(reached: Callable[[], object], timeout_s: float = 20.0) -> None:
         time.sleep(0.05)
 
 
-def claim(cluster: Cluster, node: str, gpus: int) -> str:
-    """An immediate allocation without a process; its job id."""
+def claim(cluster: Cluster, node: str, gpus: int, of: str = "") -> str:
+    """An immediate allocation without a process; its job id. of: UID that its comment names."""
     argv = ["salloc", "--no-shell", "-I", "-p", "claims", "-w", node, f"--gres=gpu:{gpus}"]
-    done = cluster.slurm.run_raw(*argv, "--mem=1000", "--comment=slurmbridge/1 cluster=t pod=u")
+    comment = "slurmbridge/1 cluster=t" + (f" pod={of}" if of else "")
+    done = cluster.slurm.run_raw(*argv, "--mem=1000", f"--comment={comment}")
     assert done.returncode == 0, done.stderr
     return str(re.findall(r"job allocation (\d+)", done.stderr)[0])
 
@@ -173,6 +174,14 @@ def test_a_service_account_has_a_token_and_only_the_rights_that_rbac_gives(
 
     until(lambda: may_see("/api/v1/pods"))
     assert not may_see("/api/v1/nodes")
+
+
+def test_the_judge_sees_that_the_job_of_a_claim_is_another_pods_by_now(empty: Cluster) -> None:
+    job = claim(empty, "gpu004", 2, of="somebody")
+    uid = bound_pod(empty, "late", "gpu004", 2)
+    annotate(empty, "late", claim=f"{job}/{uid}", gpus="0-1")
+    found = empty.checker.sample().violations
+    assert [v.kind for v in found] == ["claim-not-running"]
 
 
 def test_the_judge_is_content_with_a_pod_inside_its_claim(empty: Cluster) -> None:
