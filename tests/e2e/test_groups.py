@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tests.support.fixtures import ClusterFactory
 
 pytestmark = pytest.mark.e2e
+GPUS = 16 * 8
 ZONE, RACK = "topology.kubernetes.io/zone", "example.org/rack"
 H100 = "example.org/h100"
 BUILT_IN = "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups"
@@ -81,6 +82,10 @@ def product(cluster: ClusterFactory) -> Iterator[Product]:
 
 @pytest.fixture(name="pool")
 def _pool(product: Product) -> Iterator[Cluster]:
+    # What has just ended may still be in the bridge's last reading.
+    wait_for(
+        "the pool is seen free", lambda: product.cli("status")["gpus"]["free"] == GPUS, 30, 0.3
+    )
     yield product.cluster
     groups.delete_all(product.cluster.kube.api, BUILT_IN)
     clear(product.cluster)
