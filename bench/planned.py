@@ -209,6 +209,12 @@ def all_are_told(cluster: Cluster, prefix: str) -> bool:
     return all(keys.REASON in p["metadata"].get("annotations", {}) for p in found)
 
 
+def all_nodes_are_told(cluster: Cluster) -> bool:
+    """Whether every node has its annotation: once for a new pool, and not while we measure."""
+    nodes = cluster.kube.api.items("/api/v1/nodes")
+    return all(keys.POOL in node["metadata"].get("annotations", {}) for node in nodes)
+
+
 def delete(cluster: Cluster) -> None:
     names = [p["metadata"]["name"] for p in cluster.kube.api.items(PODS)]
     with ThreadPoolExecutor(8) as pool:
@@ -247,6 +253,8 @@ def run(nodes: int, pods: int) -> dict[str, Any]:
             null.kill()
         delete(cluster)
         with Product(cluster, start_scheduler=False) as product:
+            while not all_nodes_are_told(cluster):
+                time.sleep(2)
             make(cluster, "reactive", pods)
             begin = lambda: kube.start_scheduler(product.scheduler_config(), name="s3")  # noqa: E731
             reactive = measure(cluster, "reactive", pods, begin)
