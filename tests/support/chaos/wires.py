@@ -58,8 +58,8 @@ class SlurmWire:
         self.connections += 1
         try:
             await self._carry(reader, writer, self.mode)
-        except OSError:
-            pass
+        except (OSError, asyncio.CancelledError):
+            pass  # the other side has gone, or the test ends
         finally:
             self._tasks.discard(task)
             writer.transport.abort()
