@@ -216,7 +216,7 @@ def _on_node_changed(state: State, event: ev.NodeChanged) -> None:
     if old is None or old.labels != event.node.labels:
         state.labels_changed += 1
     if old is None or _matters(old) != _matters(event.node):
-        state.waiting.grew = True
+        state.waiting.grew = state.nodes.is_due = True
         _map(state)
         state.touch(state.slurm_of.get(event.node.name, ""))
         if event.node.ready and (old is None or not old.ready):

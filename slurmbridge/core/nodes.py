@@ -42,13 +42,15 @@ MOST_SHOWN: Final = 50
 
 
 def run(state: State) -> None:
-    """Look at all nodes of the pool, once a second at most."""
+    """Look at all nodes of the pool: after a reading or a cordon, once a second at most."""
     watch = state.nodes
     if state.snapshot is None or state.is_stale or not state.nodes_listed:
         return
     if state.now - watch.looked_at < LOOK_S:
         return
-    watch.looked_at = state.now
+    if not watch.is_due and watch.read_at == state.snapshot.began:
+        return
+    watch.looked_at, watch.read_at, watch.is_due = state.now, state.snapshot.began, False
     pairs = list(_pairs(state))
     _drain_and_resume(state, pairs)
     if state.settings.node_sync.condition:
