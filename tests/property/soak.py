@@ -31,9 +31,10 @@ KILLS = (0.0, 0.0, 0.2, 1.0)
 def world_of(seed: int) -> tuple[World, float]:
     """What kind of story a seed has: its world, and how often the bridge dies after an action.
 
-    Every second world without gangs has agents, which are needed there.
+    Every second one has agents, which are needed there.
     """
-    world = GangWorld() if seed % 3 == 0 else World(agents=Agents() if seed % 2 == 0 else None)
+    agents = Agents() if seed % 2 == 0 else None
+    world = GangWorld(agents=agents) if seed % 3 == 0 else World(agents=agents)
     return world, KILLS[seed // 3 % len(KILLS)]
 
 
