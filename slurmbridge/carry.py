@@ -146,6 +146,8 @@ class Carrier:
                 await self._queue(action)
             case act.QueueGroup():
                 await self._queue_group(action)
+            case act.AllocateGroup():
+                await self._allocate_group(action)
             case act.Cover():
                 await self._cover(action)
             case act.LookJob(uid=uid, job_id=job_id):
@@ -241,6 +243,31 @@ class Carrier:
         else:
             _log.info("claim queued", uid=action.uid, pod=action.request.ref, job=job_id)
             self._emit(ev.Queued(action.uid, job_id))
+
+    async def _allocate_group(self, action: act.AllocateGroup) -> None:
+        request = action.request
+        try:
+            job = await self._claims.allocate_group(request, self._claim_s)
+        except PeerRejected as error:
+            _log.info(
+                "gang refused",
+                uid=action.uid,
+                gang=request.ref,
+                nodes=request.nodes,
+                reason=error.reason,
+                text=error.text,
+            )
+            self._emit(ev.GroupRefused(action.uid, error.reason, error.text))
+        else:
+            _log.info(
+                "gang granted",
+                uid=action.uid,
+                gang=request.ref,
+                nodes=job.nodes,
+                job=job.id,
+                members=request.members,
+            )
+            self._emit(ev.GroupAllocated(action.uid, job))
 
     async def _queue_group(self, action: act.QueueGroup) -> None:
         request = action.request

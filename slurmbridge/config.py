@@ -181,6 +181,8 @@ class Rules(_Section, frozen=True):
     climb_s: seconds for which a gang's preferred topology level holds, where its annotation does
         not say.
     group_queue_s: seconds after which a gang that does not fit is put into Slurm's queue.
+    gangs_as_one: a gang whose members ask for the same gets one Slurm allocation for all of them,
+        which is given back when the last one has ended; false: a claim for each member.
     """
 
     hold_s: Seconds = 60.0
@@ -190,6 +192,7 @@ class Rules(_Section, frozen=True):
     group_s: Seconds = 300.0
     climb_s: Seconds = 120.0
     group_queue_s: Seconds = 2.0
+    gangs_as_one: bool = True
 
 
 class Node(_Section, frozen=True):
@@ -294,6 +297,7 @@ class Config(_Section, frozen=True):
             group_s=self.rules.group_s,
             climb_s=self.rules.climb_s,
             group_queue_s=self.rules.group_queue_s,
+            gangs_as_one=self.rules.gangs_as_one,
             slurm_node_label=self.pool.slurm_node_label,
             topology_labels=self.pool.topology_labels,
             accelerator_labels=self.pool.accelerator_labels,

@@ -29,6 +29,14 @@ class Queue(Action, frozen=True):
     cause: str = ""
 
 
+class AllocateGroup(Action, frozen=True):
+    """Make one immediate claim for a whole gang -> GroupAllocated, GroupRefused."""
+
+    uid: str
+    request: GroupRequest
+    cause: str = ""
+
+
 class QueueGroup(Action, frozen=True):
     """Put a placeholder for a whole gang into Slurm's queue -> GroupQueued, GroupRefused."""
 

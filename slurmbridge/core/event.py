@@ -146,8 +146,15 @@ class GroupQueued(Event, frozen=True):
     job_id: int
 
 
+class GroupAllocated(Event, frozen=True):
+    """Slurm granted a gang's claim and we have read it back. uid: of the claim."""
+
+    uid: str
+    job: SlurmJob
+
+
 class GroupRefused(Event, frozen=True):
-    """Slurm does not take a gang's placeholder: nothing was queued."""
+    """Slurm does not take a gang's placeholder, or has no room for its claim: nothing is held."""
 
     uid: str
     reason: str
@@ -225,7 +232,7 @@ class ActionFailed(Event, frozen=True):
     """An action got no clear answer; the machine will try again by itself.
 
     what: name of the action (`End`, `Extend`, `LookJob`, `LookPod`, `Evict`, `Cover`, `Lift`,
-    `QueueGroup`).
+    `QueueGroup`, `AllocateGroup`).
     """
 
     what: str

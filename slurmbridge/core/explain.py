@@ -79,7 +79,8 @@ def gpus_by_state(state: State) -> Counter[str]:
 def claims_by_phase(state: State) -> Counter[str]:
     """Claims by `Phase`; those that are ending and gangs' places stand beside the book."""
     phases = Counter(str(e.phase) for e in state.book.values())
-    phases[str(Phase.QUEUED)] += len(state.waiting.tickets)
+    for ticket in state.waiting.tickets.values():
+        phases[str(Phase.ASKING if ticket.now else Phase.QUEUED)] += 1
     phases[str(Phase.ENDING)] = len(state.ending)
     return phases
 

@@ -171,6 +171,9 @@ def settle(state: State, gang: GangState) -> None:
         if may_queue and waited >= state.settings.group_queue_s:
             _queue(state, gang, missing, plan)
         return
+    if may_queue and (now := wish.claim_of(state, gang, missing, plan)) is not None:
+        ticket.claim_now(state, gang, *now)
+        return
     gang.attempts += 1
     for pod, (kube_node, ask) in plan.items():
         _start(state, state.pods[pod], kube_node, ask)
@@ -211,7 +214,7 @@ def _has_turn(state: State, gang: GangState, missing: list[PodRecord], *, begun:
                 state.drop(entry)
         ticket.refuse(state, gang, job, f"{left[0].name} cannot use what Slurm has given")
         return False
-    state.waiting.tickets.pop(gang.uid, None)
+    ticket.settled(state, gang)
     return True
 
 

@@ -336,6 +336,7 @@ _HANDLERS: dict[type[ev.Event], Callable[[State, Any], None]] = {
     ev.JobLooked: _on_job_looked,
     ev.GroupQueued: ticket.on_queued,
     ev.GroupRefused: ticket.on_refused,
+    ev.GroupAllocated: ticket.on_allocated,
     ev.Covered: cover.on_covered,
     ev.CoverRefused: cover.on_cover_refused,
     ev.Ended: release.on_ended,

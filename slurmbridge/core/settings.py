@@ -74,7 +74,8 @@ class Settings(msgspec.Struct, frozen=True):
     renew_share: a rolling claim is renewed when less than this share of its minutes is left.
     group_s: a group that is not complete after this is told so. climb_s: a preferred topology wish
     holds for this long. group_queue_s: a gang that does not fit is put into Slurm's queue after
-    this. topology_labels: node labels of the levels, root first; accelerator_labels: of the
+    this. gangs_as_one: a gang whose members ask for the same gets one claim for all.
+    topology_labels: node labels of the levels, root first; accelerator_labels: of the
     accelerator domains, empty: topograph's.
     planned_at_once: so many claims of the planned way are asked of Slurm at a time.
     agents_required: with granularity gpu a node takes pods, and gives claims back, only by its
@@ -100,6 +101,7 @@ class Settings(msgspec.Struct, frozen=True):
     agents_required: bool = False
     group_s: float = 300.0
     group_queue_s: float = 2.0
+    gangs_as_one: bool = True
     climb_s: float = 120.0
     topology_labels: tuple[str, ...] = ("topology.kubernetes.io/zone",)
     accelerator_labels: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ from slurmbridge.core.evidence import (
 )
 from slurmbridge.core.places import topology
 from slurmbridge.core.settle import request_for
-from slurmbridge.core.state import Entry, Phase, State, asked_gpus
+from slurmbridge.core.state import Entry, Phase, State, asked_gpus, is_running
 from slurmbridge.core.waiting import GangState
 from slurmbridge.pool import keys
 from slurmbridge.pool.policy import Refusal, honour, resolve
@@ -61,8 +61,10 @@ def adopt(state: State, uid: str, job: SlurmJob, pods: list[PodRecord]) -> None:
     A pod can say anything: what is not a share of the claim is not believed.
     """
     for pod in pods:
-        written = written_claim(pod) if pod.node and pod.uid not in state.book else None
-        if written is not None and written.job_id == job.id:
+        entry, written = state.book.get(pod.uid), written_claim(pod)
+        # One that is to be covered was taken for one without a claim: this reading knows better.
+        is_open = entry is None or entry.phase is Phase.COVERING
+        if written is not None and is_open and says_its_in(pod, job):
             name, spare = state.slurm_of.get(pod.node, ""), _spare(state, uid, job, but=pod.uid)
             _take(state, uid, job, pod, name, spare, written.indices or ())
     for pod in pods:
@@ -77,6 +79,12 @@ def adopt(state: State, uid: str, job: SlurmJob, pods: list[PodRecord]) -> None:
             entry.promised = UNKNOWN_PROMISES
 
 
+def says_its_in(pod: PodRecord, job: SlurmJob) -> bool:
+    """Whether a pod was bound with a job, as it says."""
+    written = written_claim(pod) if pod.node else None
+    return written is not None and written.job_id == job.id
+
+
 def _spare(state: State, uid: str, job: SlurmJob, but: str = "") -> dict[str, list[int]]:
     """What no member has or may be bound with, by Slurm node: GPU indices, or -1 without numbers.
 
@@ -89,7 +97,10 @@ def _spare(state: State, uid: str, job: SlurmJob, but: str = "") -> dict[str, li
         if entry.job_id == job.id:
             _charge(spare.get(entry.slurm_node), entry.gpus)
     for pod in state.pods.values():
-        if pod.is_over or pod.uid in state.book or pod.uid == but or uid_of_group(pod) != uid:
+        if pod.is_over or pod.uid == but or uid_of_group(pod) != uid:
+            continue
+        known = state.book.get(pod.uid)
+        if known is not None and known.phase is not Phase.COVERING:
             continue
         written, told = written_claim(pod), _promised(pod)
         if pod.node and written is not None and written.job_id == job.id:
@@ -195,7 +206,12 @@ def _settle_in(
     )
     if not pod.node and others_on(state, entry, gpus):
         return None
+    if not is_running(job):
+        if not pod.node:
+            return None
+        entry.phase = Phase.BOUND  # suspended: `audit` looks into it
     entry.job_id = job.id
     state.put(entry)
-    settle.take_job(state, entry, job)
+    if is_running(job):
+        settle.take_job(state, entry, job)
     return entry

@@ -408,6 +408,10 @@ class State:
                 if entry.gpus.total or entry.is_uncovered:
                     charge = Charge(entry.claim_uid, entry.gpus, entry.job_id, entry.is_uncovered)
                     found.setdefault(name, []).append(charge)
+        for ticket in self.waiting.tickets.values():
+            for name, count in ticket.now.items():
+                gpus = GpuUse((GpuCount("", count),))
+                found.setdefault(name, []).append(Charge(ticket.uid, gpus, ticket.job_id))
         for ending in self.ending.values():
             charge = Charge(ending.claim_id.uid, ending.gpus, ending.job_id)
             found.setdefault(ending.slurm_node, []).append(charge)

@@ -11,8 +11,8 @@ names the gang.
 from __future__ import annotations
 
 from slurmbridge.core import agents, release, split
-from slurmbridge.core.action import Evict, LookJob, QueueGroup, Tell
-from slurmbridge.core.event import GroupQueued, GroupRefused, JobLooked
+from slurmbridge.core.action import AllocateGroup, Evict, LookJob, QueueGroup, Tell
+from slurmbridge.core.event import GroupAllocated, GroupQueued, GroupRefused, JobLooked
 from slurmbridge.core.evidence import uid_of_group
 from slurmbridge.core.state import State, is_live, is_running
 from slurmbridge.core.waiting import Adopted, GangState, Pause, Ticket
@@ -24,6 +24,10 @@ LEFT_S = 15.0
 """A gang that is not complete any more keeps its place for so long: its controller may replace the
 pod that is missing."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 4.0, 60.0
+FIRST_NOW_S = 1.0
+"""After a refusal of a claim that was to be had at once: a native job was faster, as a rule."""
+UNTOLD_S = 10.0
+"""A claim that runs and of which Slurm tells no GPUs for so long is given back."""
 EVICT_AGAIN_S = 20.0
 
 
@@ -35,8 +39,48 @@ def submit(state: State, gang: GangState, request: GroupRequest) -> None:
     state.out.append(QueueGroup(gang.uid, request, gang.uid[:10]))
 
 
+def claim_now(state: State, gang: GangState, request: GroupRequest, now: dict[str, int]) -> None:
+    """Ask for a claim at once. now: GPUs by Slurm node, charged until the answer is in."""
+    ticket = Ticket(gang.uid, request.ref, since=state.now, boot=state.boot, now=now)
+    state.waiting.tickets[gang.uid] = ticket
+    gang.attempts += 1
+    _touch(state, ticket)
+    state.out.append(AllocateGroup(gang.uid, request, gang.uid[:10]))
+
+
+def on_allocated(state: State, event: GroupAllocated) -> None:
+    """The gang's claim is there; `gang` lays the members on it."""
+    job = event.job
+    if any(entry.job_id == job.id for entry in state.entries_of(event.uid)):
+        return
+    ticket = state.waiting.tickets.get(event.uid)
+    if ticket is None or (ticket.job_id and ticket.job_id != job.id):
+        _end(state, event.uid, job.id, "its gang needs it no more")
+        return
+    if state.snapshot is not None and state.snapshot.config.boot_time != ticket.boot:
+        _wake_gang(state, event.uid)  # slurmctld may have forgotten it: the next reading tells
+        return
+    ticket.job_id = job.id
+    state.ending.pop(job.id, None)
+    _see(state, ticket, job)
+
+
+def _touch(state: State, ticket: Ticket) -> None:
+    for name in ticket.now:
+        state.touch(name)
+
+
+def _drop(state: State, uid: str) -> Ticket | None:
+    ticket = state.waiting.tickets.pop(uid, None)
+    if ticket is not None:
+        _touch(state, ticket)
+    return ticket
+
+
 def text(ticket: Ticket) -> str:
-    """What its members wait for, for people."""
+    """What its members wait for, for people; "" for a claim that is being made at once."""
+    if ticket.now:
+        return ""
     if not ticket.job_id:
         return "slurm: a place in Slurm's queue is being asked for"
     reason = f" ({ticket.reason})" if ticket.reason and ticket.reason != "None" else ""
@@ -47,7 +91,7 @@ def text(ticket: Ticket) -> str:
 
 def give_up(state: State, uid: str, why: str) -> None:
     """Give a gang's place back, if it has one. An answer that is still to come ends it then."""
-    ticket = state.waiting.tickets.pop(uid, None)
+    ticket = _drop(state, uid)
     if ticket is not None and ticket.job_id:
         _end(state, uid, ticket.job_id, why)
 
@@ -61,7 +105,9 @@ def incomplete(state: State, gang: GangState) -> None:
     ticket = state.waiting.tickets.get(gang.uid)
     if ticket is None:
         return
-    if ticket.left_at is None:
+    if ticket.now:
+        give_up(state, gang.uid, "its gang is not complete any more")
+    elif ticket.left_at is None:
         ticket.left_at = state.now
     elif state.now - ticket.left_at > LEFT_S:
         give_up(state, gang.uid, "its gang is not complete any more")
@@ -83,6 +129,12 @@ def is_anothers(state: State, gang: GangState) -> bool:
     return any(entry.uid not in gang.members for entry in state.entries_of(gang.uid))
 
 
+def settled(state: State, gang: GangState) -> None:
+    """The members live in the job now: it is no place any more."""
+    gang.refusals = 0
+    _drop(state, gang.uid)
+
+
 def claim_of_gang(state: State, gang: GangState, *, begun: bool) -> SlurmJob | None:
     """The claim that members without a share may be given one of now.
 
@@ -101,7 +153,7 @@ def claim_of_gang(state: State, gang: GangState, *, begun: bool) -> SlurmJob | N
 
 def refuse(state: State, gang: GangState, job: SlurmJob, why: str) -> None:
     """The gang cannot use what Slurm has given it: given back, and asked for again later."""
-    state.waiting.tickets.pop(gang.uid, None)
+    _drop(state, gang.uid)
     if all(entry.job_id != job.id for entry in state.entries_of(gang.uid)):
         _end(state, gang.uid, job.id, why)
     pause(state, gang)
@@ -111,9 +163,9 @@ def refuse(state: State, gang: GangState, job: SlurmJob, why: str) -> None:
 def explain(state: State, gang: GangState) -> dict[str, object] | None:
     """The gang's job in Slurm: its place in the queue, or its claim."""
     ticket = state.waiting.tickets.get(gang.uid)
-    if ticket is not None:
+    if ticket is not None and ticket.job_id:
         return {
-            "jobId": ticket.job_id or None,
+            "jobId": ticket.job_id,
             "state": "PENDING" if ticket.running is None else "RUNNING",
             "reason": ticket.reason or None,
             "expectedStart": None if ticket.starts is None else iso(ticket.starts),
@@ -140,20 +192,26 @@ def on_queued(state: State, event: GroupQueued) -> None:
 
 def on_refused(state: State, event: GroupRefused) -> None:
     """Slurm takes no such job: told, and tried again later and later."""
-    ticket = state.waiting.tickets.pop(event.uid, None)
+    ticket = state.waiting.tickets.get(event.uid)
     gang = _gang(state, event.uid)
-    if ticket is None or gang is None:
+    if ticket is None or ticket.job_id:
         return
-    pause(state, gang)
+    _drop(state, event.uid)
+    if gang is None:
+        return
+    pause(state, gang, FIRST_NOW_S if ticket.now else FIRST_PAUSE_S)
+    if ticket.now:
+        gang.refusals += 1
+        return
     gang.text = f"slurm: Slurm does not queue the gang: {event.text[:300]}"
     gang.text_since = state.now
 
 
-def pause(state: State, gang: GangState) -> None:
+def pause(state: State, gang: GangState, first: float = FIRST_PAUSE_S) -> None:
     """Not the same again at once."""
-    length = FIRST_PAUSE_S
+    length = first
     if gang.pause is not None and state.now - gang.pause.until < gang.pause.length:
-        length = min(2 * max(gang.pause.length, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+        length = min(2 * max(gang.pause.length, first), LONGEST_PAUSE_S)
     gang.pause = Pause(state.now + length, length)
     state.waiting.gangs_due.add(gang.key)
 
@@ -174,7 +232,7 @@ def _see(state: State, ticket: Ticket, job: SlurmJob | None) -> None:
         # Forgotten by slurmctld, and perhaps its id used again; or it was not saved before a
         # restart that the next reading tells of.
         if job is not None or ticket.boot != state.boot or ticket.missing_at is not None:
-            del state.waiting.tickets[ticket.uid]
+            _drop(state, ticket.uid)
             _wake_gang(state, ticket.uid)
         else:
             ticket.missing_at = state.now
@@ -185,8 +243,12 @@ def _see(state: State, ticket: Ticket, job: SlurmJob | None) -> None:
     elif is_running(job):
         if job.gpus is not None and "CONFIGURING" not in job.state.flags:
             ticket.running = job
+        elif ticket.untold_at is None:
+            ticket.untold_at = state.now
+        elif state.now - ticket.untold_at > UNTOLD_S and gang is not None:
+            refuse(state, gang, job, "Slurm does not tell the GPUs that it has given")
     elif not is_live(job):
-        del state.waiting.tickets[ticket.uid]
+        _drop(state, ticket.uid)
         if gang is not None and job.state.base == "CANCELLED":
             gang.cancelled = f"job {job.id} of the gang was cancelled in Slurm"
         elif gang is not None:
@@ -253,7 +315,7 @@ def _check_tickets(state: State) -> None:
             if state.once("look", ticket.uid, state.settings.look_retry_s):
                 state.out.append(LookJob(ticket.uid, ticket.job_id))
         elif not ticket.job_id and waited > state.settings.answer_s and not live:
-            del state.waiting.tickets[ticket.uid]
+            _drop(state, ticket.uid)
             _wake_gang(state, ticket.uid)
 
 
@@ -284,17 +346,23 @@ def _compare(state: State, uid: str, job: SlurmJob, pods: list[PodRecord]) -> No
     if not pods and not sharers:
         _orphan(state, uid, job)
         return
-    if not is_running(job):
-        if job.state.base == "PENDING" and ticket is None:
+    if job.state.base == "PENDING":
+        if ticket is None:
             _take_ticket(state, uid, job, pods)
         return
     if not sharers:
         state.waiting.adopted.setdefault(uid, Adopted(state.now, state.moment))
     split.adopt(state, uid, job, pods)
-    if state.entries_of(uid) or any(p.uid not in state.book and not p.node for p in pods):
+    if not is_running(job):
+        return
+    found = state.waiting.adopted.get(uid)
+    is_new = found is None or state.now - found.since <= 2 * LEFT_S
+    if state.entries_of(uid) or (
+        is_new and any(p.uid not in state.book and not p.node for p in pods)
+    ):
         _wake_gang(state, uid)
-    else:
-        _end(state, uid, job.id, "its gang has other claims")
+    elif not any(split.says_its_in(pod, job) for pod in pods):
+        _end(state, uid, job.id, "its gang does not live in it")
 
 
 def _take_ticket(state: State, uid: str, job: SlurmJob, pods: list[PodRecord]) -> None:
@@ -329,7 +397,8 @@ def _orphan(state: State, uid: str, job: SlurmJob) -> None:
 
 def queued_jobs(state: State) -> dict[int, str]:
     """Jobs that wait in Slurm's queue, with the UID to tell of a look at each."""
-    found = {t.job_id: t.uid for t in state.waiting.tickets.values() if t.job_id and not t.running}
+    tickets = state.waiting.tickets.values()
+    found = {t.job_id: t.uid for t in tickets if t.job_id and not t.running}
     found |= {e.job_id: e.uid for e in state.book.values() if e.phase == "queued" and e.job_id}
     return found
 

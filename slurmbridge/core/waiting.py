@@ -7,6 +7,7 @@ pods cost nothing: no look, no write, however many they are.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -66,7 +67,9 @@ class Ticket:
     uid: of the gang's claim. ref: `namespace/name` of the gang. job_id 0: asked for since `since`,
     not answered yet. reason, starts: what Slurm said last of why it waits and when it will start.
     running: the job as it was seen to run. missing_at: when a look last found no such job.
-    left_at: since when the gang is not complete any more.
+    left_at: since when the gang is not complete any more. untold_at: since when the job runs and
+    Slurm does not tell its GPUs. now: GPUs by Slurm node of a claim that is to be had at once; {}:
+    it waits in the queue.
     """
 
     uid: str
@@ -79,6 +82,8 @@ class Ticket:
     running: SlurmJob | None = None
     missing_at: float | None = None
     left_at: float | None = None
+    untold_at: float | None = None
+    now: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -94,6 +99,7 @@ class GangState:
     told: members that were told the text. seats: the node that was last meant for each rank.
     uid: of its claim, where it has one for all. cancelled: who has ended its place in Slurm's queue
     ("" while nobody has): its pods are to go. short: why it was put into Slurm's queue.
+    refusals: so many claims for all members at once were refused in a row.
     """
 
     key: str
@@ -117,6 +123,7 @@ class GangState:
     seats: dict[str, str] = field(default_factory=dict)
     cancelled: str = ""
     short: str = ""
+    refusals: int = 0
 
 
 @dataclass(slots=True)

@@ -7,6 +7,9 @@ likely to have room first; a preferred one is asked for by the number of switche
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+
 import numpy as np
 
 from slurmbridge.core import publish, shares
@@ -23,6 +26,10 @@ from slurmbridge.pool.record import PodRecord
 from slurmbridge.topology.gang import Gang, Placement, Wish
 from slurmbridge.topology.index import Bools
 from slurmbridge.topology.pack import pack
+
+EACH_AFTER = 3
+"""After two claims for all that were refused, one attempt with a claim for each member: that tells
+which node Slurm does not give, and that node is left out for a while."""
 
 
 def must_queue(state: State, members: list[PodRecord]) -> bool:
@@ -89,6 +96,43 @@ def request_of(state: State, gang: GangState, members: list[PodRecord]) -> Group
         exclude=fold(closed) if closed else "",
         switches=switches,
     )
+
+
+def claim_of(
+    state: State, gang: GangState, members: list[PodRecord], plan: Mapping[str, tuple[str, Ask]]
+) -> tuple[GroupRequest, dict[str, int]] | None:
+    """One immediate claim for all members, and its GPUs by Slurm node.
+
+    None: it cannot be said in one job, and every member gets a claim of its own.
+
+    Args:
+        state: the state.
+        gang: the gang.
+        members: all of them, in rank order; none has a claim.
+        plan: node and ask of each, by UID.
+
+    """
+    wishes = wishes_of(members)
+    first, group = plan[members[0].uid][1], members[0].group
+    if (
+        not state.settings.gangs_as_one
+        or gang.refusals % EACH_AFTER == EACH_AFTER - 1
+        or isinstance(wishes, str)
+        or wishes.segment.pods
+        or any(ask != first for _, ask in plan.values())
+    ):
+        return None
+    now: Counter[str] = Counter()
+    for kube_node, ask in plan.values():
+        now[state.slurm_of[kube_node]] += ask.gpu.count
+    request = GroupRequest(
+        id=ClaimId(_policy(state).cluster, gang.uid, "group"),
+        ref=group_ref(members[0].namespace, gang.key if group is None else group.name),
+        ask=first,
+        members=len(members),
+        nodes=tuple(sorted(now)),
+    )
+    return request, dict(now)
 
 
 def _policy(state: State) -> Policy:

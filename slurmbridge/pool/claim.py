@@ -170,6 +170,7 @@ class GroupRequest(msgspec.Struct, frozen=True):
     ask: of one member; all ask for the same. exclude: Slurm nodes that it must not get, as a host
     list. switches: at most so many leaf switches, waited for so long (`1@2:00`, sbatch --switches).
     constraint: alternatives of node features of which all nodes must have one (`[rackA|rackB]`).
+    nodes: these and all of these, now, at top priority; (): it waits for nodes of Slurm's choice.
     """
 
     id: ClaimId
@@ -179,6 +180,7 @@ class GroupRequest(msgspec.Struct, frozen=True):
     exclude: str = ""
     switches: str = ""
     constraint: str = ""
+    nodes: tuple[str, ...] = ()
 
 
 class Claim(msgspec.Struct, frozen=True):

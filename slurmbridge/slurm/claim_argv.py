@@ -88,6 +88,24 @@ def group_argv(request: GroupRequest) -> list[str]:
         ParseError: a value is not fit to be an option's value.
 
     """
+    return [*_SBATCH, *_group_options(request)]
+
+
+def group_now_argv(request: GroupRequest) -> list[str]:
+    """An immediate claim for a whole gang on given nodes: granted or refused at once, as a whole.
+
+    Which member goes to which of the nodes is Slurm's choice; each node gets at least one.
+
+    Raises:
+        ParseError: a value is not fit to be an option's value.
+
+    """
+    nodes = ",".join(_name("node", name) for name in request.nodes)
+    options = [f"--nodelist={nodes}", f"--nodes={len(request.nodes)}", f"--priority={TOP_PRIORITY}"]
+    return ["salloc", "--no-shell", "--immediate", *_group_options(request), *options]
+
+
+def _group_options(request: GroupRequest) -> list[str]:
     ask = request.ask
     gpus = _number("gpus", ask.gpu.count, 1, MAX_GPUS)
     memory = _number("memory", max(1, -(-ask.memory_mib // gpus)), 1, MAX_MEMORY_MIB)
@@ -105,7 +123,7 @@ def group_argv(request: GroupRequest) -> list[str]:
         options.append(f"--switches={_text('switches', request.switches, _SWITCHES_RE)}")
     if request.constraint:
         options.append(f"--constraint={_text('constraint', request.constraint, _FEATURES_RE)}")
-    return [*_SBATCH, *options, *_common(ask)]
+    return options + _common(ask)
 
 
 def cancel_argv(job_name: str, owner_uid: int, job_ids: Sequence[int]) -> list[str]:

@@ -16,7 +16,14 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from slurmbridge.clock import Clock
-from slurmbridge.pool.claim import Claim, ClaimRequest, GroupRequest, filler_of, write_comment
+from slurmbridge.pool.claim import (
+    Claim,
+    ClaimId,
+    ClaimRequest,
+    GroupRequest,
+    filler_of,
+    write_comment,
+)
 from slurmbridge.pool.errors import (
     ClaimUncertain,
     ParseError,
@@ -33,6 +40,7 @@ from slurmbridge.slurm.claim_argv import (
     comment_argv,
     granted_id,
     group_argv,
+    group_now_argv,
     limit_argv,
     placeholder_argv,
     submitted_id,
@@ -134,6 +142,34 @@ class ClaimTool:
         """Queue a claim for a whole gang; its job id. Errors as for `submit`."""
         return await self._sbatch(group_argv(request), f"sbatch of {request.ref}", ends)
 
+    async def allocate_group(self, request: GroupRequest, ends: float) -> SlurmJob:
+        """Make a claim for a whole gang now, or be refused now, and read it back.
+
+        Raises:
+            PeerRejected: nothing was made, or something else than was asked for; that is ended.
+            ClaimUncertain: it may have been made.
+
+        """
+        op = f"salloc of {request.ref}"
+        try:
+            result = await self._command.run(group_now_argv(request), timeout_s=self._left(ends))
+        except PeerUnavailable as error:
+            raise ClaimUncertain(PEER, op, str(error)) from error
+        job_id = granted_id(result.stderr)
+        if job_id is None:
+            raise ClaimUncertain(PEER, op, f"granted, but which job? {result.stderr[-256:]}")
+        try:
+            comment = write_comment(request.id, request.ref)
+            job = await self._running(job_id, request.id, comment, ends)
+        except PeerUnavailable as error:
+            raise ClaimUncertain(PEER, op, str(error), job_id) from error
+        gpus = sum(use.total for use in (job.gpus or {}).values())
+        if set(job.nodes) != set(request.nodes) or gpus != request.members * request.ask.gpu.count:
+            await self.end(request.id.job_name, [job_id], ends)
+            text = f"asked for {request.members} times {request.ask.gpu}, got {job.gpus}"
+            raise PeerRejected(PEER, op, text, RefusalReason.OTHER)
+        return job
+
     async def _sbatch(self, argv: list[str], op: str, ends: float) -> int:
         try:
             result = await self._command.run(
@@ -162,32 +198,8 @@ class ClaimTool:
 
         """
         comment = comment or write_comment(request.id, request.ref)
-        pause = LOOK_S
-        ready_at: float | None = None
-        while True:
-            job = await self.job(job_id, ends)
-            if job is None or not self.is_named(job, request.id.job_name) or job.comment != comment:
-                raise PeerUnavailable(PEER, f"job {job_id}", "granted, and then not there")
-            is_ending = "COMPLETING" in job.state.flags
-            if is_ending or job.state.base in FINISHED_STATES:
-                text = f"granted, and then {job.state.base} ({job.reason})"
-                raise PeerRejected(PEER, f"job {job_id}", text, RefusalReason.OTHER)
-            use = None if job.gpus is None else job.gpus.get(request.slurm_node)
-            is_ready = job.state.base == "RUNNING" and "CONFIGURING" not in job.state.flags
-            if is_ready and job.gpus is not None:
-                break
-            if is_ready:
-                now = self.clock.monotonic()
-                ready_at = now if ready_at is None else ready_at
-                if now - ready_at >= UNTOLD_S:
-                    await self.end(request.id.job_name, [job_id], ends)
-                    raise PeerRejected(
-                        PEER, f"job {job_id}", "runs without GPUs", RefusalReason.STARTING
-                    )
-            if self.clock.monotonic() + pause > ends:
-                raise PeerTimeout(PEER, f"job {job_id}", f"still {job.state.base} ({job.reason})")
-            await self.clock.sleep(pause)
-            pause = min(MOST_LOOK_S, 2 * pause)
+        job = await self._running(job_id, request.id, comment, ends)
+        use = None if job.gpus is None else job.gpus.get(request.slurm_node)
         if use is None or job.nodes != (request.slurm_node,) or not _fits(use, request):
             await self.end(request.id.job_name, [job_id], ends)
             text = f"asked for {request.ask.gpu}, got {job.gpus}"
@@ -202,6 +214,34 @@ class ClaimTool:
             ends=job.end,
             started=job.start,
         )
+
+    async def _running(self, job_id: int, claim_id: ClaimId, comment: str, ends: float) -> SlurmJob:
+        """Wait until a job of ours runs and Slurm tells its GPUs; errors as for `wait_claim`."""
+        pause = LOOK_S
+        ready_at: float | None = None
+        while True:
+            job = await self.job(job_id, ends)
+            if job is None or not self.is_named(job, claim_id.job_name) or job.comment != comment:
+                raise PeerUnavailable(PEER, f"job {job_id}", "granted, and then not there")
+            is_ending = "COMPLETING" in job.state.flags
+            if is_ending or job.state.base in FINISHED_STATES:
+                text = f"granted, and then {job.state.base} ({job.reason})"
+                raise PeerRejected(PEER, f"job {job_id}", text, RefusalReason.OTHER)
+            is_ready = job.state.base == "RUNNING" and "CONFIGURING" not in job.state.flags
+            if is_ready and job.gpus is not None:
+                return job
+            if is_ready:
+                now = self.clock.monotonic()
+                ready_at = now if ready_at is None else ready_at
+                if now - ready_at >= UNTOLD_S:
+                    await self.end(claim_id.job_name, [job_id], ends)
+                    raise PeerRejected(
+                        PEER, f"job {job_id}", "runs without GPUs", RefusalReason.STARTING
+                    )
+            if self.clock.monotonic() + pause > ends:
+                raise PeerTimeout(PEER, f"job {job_id}", f"still {job.state.base} ({job.reason})")
+            await self.clock.sleep(pause)
+            pause = min(MOST_LOOK_S, 2 * pause)
 
     async def promote(self, job_id: int, request: ClaimRequest, ends: float) -> Claim:
         """Make a running filler the claim: give it the comment of one.

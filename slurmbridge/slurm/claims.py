@@ -100,6 +100,15 @@ class SlurmClaims:
         """
         return await self._tool.submit(request, self._ends(deadline_s))
 
+    async def allocate_group(self, request: GroupRequest, deadline_s: float) -> SlurmJob:
+        """Make a claim for a whole gang on given nodes now, or be refused now; the running job.
+
+        Raises:
+            PeerRejected, ClaimUncertain, ParseError: as for `allocate`.
+
+        """
+        return await self._tool.allocate_group(request, self._ends(deadline_s))
+
     async def submit_group(self, request: GroupRequest, deadline_s: float) -> int:
         """Queue a claim for a whole gang at its own priority; its job id.
 

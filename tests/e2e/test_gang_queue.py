@@ -181,3 +181,37 @@ def test_a_running_gang_that_slurm_ends_is_told_and_evicted_as_a_whole(pool: Clu
     wait_for("all are gone", lambda: not pool.kube.api.items(PODS), 60)
     for i in range(3):
         assert "ClaimLost" in events_of(pool, f"e-{i}")
+
+
+def test_a_preempted_gang_is_told_as_a_whole_before_slurm_takes_its_gpus(
+    cluster: ClusterFactory,
+) -> None:
+    partitions = (
+        "PartitionName=main Nodes=ALL Default=YES State=UP MaxTime=INFINITE PriorityTier=10",
+        (
+            "PartitionName=claims Nodes=ALL State=UP MaxTime=INFINITE RootOnly=YES PriorityTier=1"
+            " PreemptMode=CANCEL GraceTime=10"
+        ),
+    )
+    extra = ("PreemptType=preempt/partition_prio", "PreemptMode=CANCEL")
+    config = SlurmConfig(nodes=2, bf_interval_s=1, partitions=partitions, extra=extra)
+    pool = cluster(config, scheduler=False)
+    with Product(pool):
+        pool.kube.api.create_all(gang("p", 4, 4, **{keys.MODE: "queued"}))
+        wait_for("all are bound", lambda: len(bound(pool, "p-")) == 4, 30)
+        (job,) = jobs_of_gangs(pool)
+        native = submit(pool, *FULL, "--nodes=2")[0]
+        wait_for("all are told", lambda: _told_lost(pool) == 4, 30)
+        assert f"Slurm preempts the claim (job {job})" in events_of(pool, "p-3")["ClaimLost"]
+        wait_for("all are gone", lambda: not pool.kube.api.items(PODS), 60)
+        wait_for("the other one runs", lambda: _runs(pool, native), 60)
+        assert jobs_of_gangs(pool) == {}
+        clear(pool)
+
+
+def _told_lost(pool: Cluster) -> int:
+    return sum("ClaimLost" in events_of(pool, f"p-{i}") for i in range(4))
+
+
+def _runs(pool: Cluster, job: int) -> bool:
+    return pool.slurm.job_field(str(job), "JobState") == "RUNNING"

@@ -213,7 +213,15 @@ class SlurmModel:
         return job
 
     def queue(
-        self, members: int, count: int, name: str, comment: str, user_id: int, minutes: int
+        self,
+        members: int,
+        count: int,
+        name: str,
+        comment: str,
+        user_id: int,
+        minutes: int,
+        *,
+        starts: bool = True,
     ) -> ModelJob:
         """A job that waits until there is room for all members."""
         self.serial += 1
@@ -222,31 +230,58 @@ class SlurmModel:
         job.serial, job.state, job.wants = self.serial, "PENDING", (members, count)
         self.next_id += 1
         self.jobs[job.id] = job
-        self.schedule()
+        if starts:
+            self.schedule()
+        return job
+
+    def allocate_group(
+        self,
+        nodes: tuple[str, ...],
+        members: int,
+        count: int,
+        name: str,
+        comment: str,
+        user_id: int,
+        minutes: int,
+    ) -> ModelJob | None:
+        """A job for all members on exactly these nodes, at once or not at all."""
+        given = self._lay(nodes, members, count)
+        if given is None or set(given) != set(nodes):
+            return None
+        job = self.queue(members, count, name, comment, user_id, minutes, starts=False)
+        self._start(job, given)
         return job
 
     def schedule(self) -> None:
         """Start what waits and fits, oldest first."""
         for job in self.jobs.values():
-            if job.state != "PENDING":
+            if job.state == "PENDING" and (given := self._lay(NODES, *job.wants)) is not None:
+                self._start(job, given)
+
+    def _lay(
+        self, nodes: tuple[str, ...], members: int, count: int
+    ) -> dict[str, tuple[int, ...]] | None:
+        """GPUs by node for all members, each node as full as can be; None: there is no room."""
+        given: dict[str, tuple[int, ...]] = {}
+        for at, node in enumerate(nodes):
+            if node in self.down or self.is_completing(node):
                 continue
-            members, count = job.wants
-            given: dict[str, tuple[int, ...]] = {}
-            for node in NODES:
-                if node in self.down or self.is_completing(node):
-                    continue
-                free = self.free(node)
-                here = min(members, len(free) // count)
-                if here:
-                    given[node] = tuple(free[: here * count])
-                    members -= here
-            if not members:
-                self.serial += 1
-                length = job.end - job.start
-                job.start = self.now + 1e-6 * self.serial
-                job.state, job.end, job.serial = "RUNNING", job.start + length, self.serial
-                (job.node, job.gpus), *others = given.items()
-                job.rest = dict(others)
+            free = self.free(node)
+            # One for each of the nodes that are asked for.
+            spare = members - (len(nodes) - at - 1 if nodes is not NODES else 0)
+            here = min(max(0, spare), len(free) // count)
+            if here:
+                given[node] = tuple(free[: here * count])
+                members -= here
+        return None if members else given
+
+    def _start(self, job: ModelJob, given: dict[str, tuple[int, ...]]) -> None:
+        self.serial += 1
+        length = job.end - job.start
+        job.start = self.now + 1e-6 * self.serial
+        job.state, job.end, job.serial = "RUNNING", job.start + length, self.serial
+        (job.node, job.gpus), *others = given.items()
+        job.rest = dict(others)
 
     def cancel(self, job: ModelJob) -> None:
         if job.state == "PENDING":
@@ -849,6 +884,7 @@ class World:
                 | act.LookPod(uid=uid)
                 | act.Evict(uid=uid)
                 | act.QueueGroup(uid=uid)
+                | act.AllocateGroup(uid=uid)
             ):
                 return ev.ActionFailed(type(action).__name__, uid, 0, "timed out")
             case act.LookJob(uid=uid, job_id=job_id):
@@ -864,6 +900,19 @@ class World:
                 if job is None:
                     return ev.AllocateRefused(uid, "busy", "Requested nodes are busy")
                 return ev.Allocated(uid, self._as_claim(job, request.id))
+            case act.AllocateGroup(uid=uid, request=request):
+                job = self.slurm.allocate_group(
+                    request.nodes,
+                    request.members,
+                    request.ask.gpu.count,
+                    request.id.job_name,
+                    write_comment(request.id, request.ref),
+                    OWNER,
+                    request.ask.minutes,
+                )
+                if job is None:
+                    return ev.GroupRefused(uid, "busy", "Requested nodes are busy")
+                return ev.GroupAllocated(uid, job.record())
             case act.QueueGroup(uid=uid, request=request):
                 job = self.slurm.queue(
                     request.members,

@@ -35,7 +35,8 @@ class GangWorld(World):
                 name=f"g{self.gangs_made}-{rank}",
                 phase="Pending",
                 gpu=GpuRequest(1 + how % 3),
-                cpus=1,
+                # Members that differ have a claim each, others one for all.
+                cpus=1 + (rank if how % 5 == 0 else 0),
                 memory_mib=1,
                 created=self.now,
                 grace_s=5,

@@ -8,7 +8,14 @@ import pytest
 from msgspec.structs import replace
 
 from slurmbridge.clock import SystemClock
-from slurmbridge.pool.claim import Ask, ClaimId, ClaimRequest, write_comment, write_filler
+from slurmbridge.pool.claim import (
+    Ask,
+    ClaimId,
+    ClaimRequest,
+    GroupRequest,
+    write_comment,
+    write_filler,
+)
 from slurmbridge.pool.errors import ClaimUncertain, PeerRejected
 from slurmbridge.pool.record import GpuCount, GpuRequest
 from slurmbridge.slurm.claim_tool import ClaimTool
@@ -42,6 +49,13 @@ def asking(uid="u1", node="gpu001", **ask):
     if "gpus" in ask:
         ask["gpu"] = GpuRequest(ask.pop("gpus"))
     return ClaimRequest(ClaimId("t1", uid), f"ns/{uid}", node, replace(ASK, **ask))
+
+
+def gang(members, nodes=(), uid="g-1", **ask):
+    if "gpus" in ask:
+        ask["gpu"] = GpuRequest(ask.pop("gpus"))
+    claim_id = ClaimId("t1", uid, "group")
+    return GroupRequest(claim_id, "ns/gang", replace(ASK, **ask), members, nodes=nodes)
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +169,45 @@ async def test_sixteen_claims_at_a_time_get_sixteen_different_gpus(side):
     claims = await asyncio.gather(*(side.claims.allocate(r, 10) for r in requests))
     assert len({(c.slurm_node, c.gpus.indices) for c in claims}) == 16
     assert all(c.is_running for c in claims)
+
+
+async def test_a_gang_is_one_allocation_on_just_its_nodes(side):
+    await side.claims.allocate(asking("u1", "gpu001", gpus=3), 5)
+    job = await side.claims.allocate_group(gang(5, ("gpu001", "gpu002")), 5)
+    assert job.nodes == ("gpu001", "gpu002")
+    # As Slurm finds room: two of two GPUs beside the three that are taken, the rest on the other.
+    held = {name: use.indices for name, use in job.gpus.items()}
+    assert sum(len(indices) for indices in held.values()) == 10
+    assert all(len(indices) % 2 == 0 for indices in held.values())
+    assert not set(held["gpu001"]) & {0, 1, 2}
+    record = side.slurm.run("scontrol", "show", "job", str(job.id))
+    assert "Comment=slurmbridge/1 cluster=t1 group=g-1 ref=ns/gang" in record
+    assert "mem=5000M" in record
+    ends = await side.claims.extend(job.id, gang(5).id, 90, 5)
+    assert abs(ends - CLOCK.wall() - 90 * 60) < 90
+    assert await side.claims.cancel(gang(5).id, job.id, 5)
+
+
+async def test_a_gang_that_does_not_fit_as_a_whole_gets_nothing(side):
+    await side.claims.allocate(asking("u1", "gpu001", gpus=7), 5)
+    with pytest.raises(PeerRejected) as refused:
+        await side.claims.allocate_group(gang(5, ("gpu001", "gpu002")), 5)
+    assert refused.value.reason == "busy"
+    assert [claim_id.uid for claim_id, _ in await side.claims.find(NAME)] == ["u1"]
+
+
+async def test_a_gang_waits_in_the_queue_and_runs_where_there_is_room(side):
+    first = await side.claims.allocate_group(gang(4, side.slurm.node_names, gpus=8), 5)
+    job_id = await side.claims.submit_group(gang(3, uid="g-2", gpus=4), 5)
+    waiting = (await side.claims.look([job_id, 999], 5))[job_id]
+    assert (waiting.state.base, waiting.gpus) == ("PENDING", {})
+    assert (await side.claims.look([999], 5)) == {999: None}
+    await side.claims.cancel(gang(4).id, first.id, 5)
+    deadline = time.monotonic() + 20
+    while (job := (await side.claims.look([job_id], 5))[job_id]).state.base != "RUNNING":
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.1)
+    assert sum(use.total for use in job.gpus.values()) == 12
 
 
 async def test_a_refused_claim_holds_nothing_and_is_not_found(side):

@@ -143,7 +143,7 @@ def test_a_gang_keeps_what_slurm_has_promised_to_others(promise, duration, at_on
     else:
         story.reservations.append(maintenance(T0 + 1200))
     story.start(member(0, **notes), member(1, **notes)).pass_time(4)
-    assert len(story.of(act.Allocate)) == (2 if at_once else 0)
+    assert len(story.of(act.AllocateGroup)) == (1 if at_once else 0)
     # Slurm itself finds the time for the others: they wait in its queue.
     assert len(story.of(act.QueueGroup)) == (0 if at_once else 1)
 
@@ -154,7 +154,7 @@ def test_a_gang_in_a_reservation_goes_where_it_is_and_waits_in_the_queue_with_it
     story.reservations.append(Reservation("ours", T0 - 60, T0 + 36000, ("n1", "n2")))
     pods = [member(i, RESERVATION="ours") for i in range(2)]
     story.start(*pods)
-    assert {a.request.slurm_node for a in story.of(act.Allocate)} == {"n1", "n2"}
+    assert only(story.of(act.AllocateGroup), act.AllocateGroup).request.nodes == ("n1", "n2")
     story = Story(*RACKS, settings=make_settings(make_policy(identities=(rule,))))
     story.slurm(*natives("n1"))
     story.reservations.append(Reservation("ours", T0 - 60, T0 + 36000, ("n1", "n2")))
@@ -259,7 +259,7 @@ def test_a_large_gang_that_goes_as_a_whole_does_not_open_the_breaker():
 
 
 def test_members_with_claims_of_their_own_go_together_too():
-    story = pool(member(0), member(1), busy=())
+    story = pool(member(0), member(1), busy=(), gangs_as_one=False)
     nodes = {a.uid: a.request.slurm_node for a in story.of(act.Allocate)}
     for i in range(2):
         story.grant(member(i), 7 + i, nodes[f"uid-g{i}"], "0-7")
@@ -379,6 +379,85 @@ def test_an_unanswered_place_is_found_or_asked_for_again():
     story.slurm(place(70))
     assert none(story.pass_time(20), act.QueueGroup)
     assert story.machine.queued_jobs == {70: UID}
+
+
+def granted(story, job_id=70, **nodes):
+    """Slurm grants the one claim that was asked for at once."""
+    job = place(job_id, **nodes)
+    story.slurm(job)
+    return story.handle(ev.GroupAllocated(UID, plain(job)))
+
+
+def asked_now(story):
+    return [a.request for a in story.of(act.AllocateGroup)]
+
+
+def test_a_gang_that_fits_is_one_claim_on_the_nodes_of_its_plan():
+    story = pool(*(member(i, size=4, gpus=4) for i in range(4)), busy=("n1",))
+    (request,) = asked_now(story)
+    assert (request.nodes, request.members, request.ask.gpu.count) == (("n3", "n4"), 4, 4)
+    # Its GPUs are charged from the moment of asking.
+    assert (story.free("n3"), story.free("n4"), story.free("n2")) == (0, 0, 8)
+    lifted = [a for a in granted(story, n3="0-7", n4="0-7") if isinstance(a, act.Lift)]
+    assert [a.kube_node for a in sorted(lifted, key=lambda a: a.uid)] == ["n3", "n3", "n4", "n4"]
+    assert {a.annotations[keys.SHARE] for a in lifted} == {
+        f"70/{name}/{gpus}" for name in ("n3", "n4") for gpus in ("0-3", "4-7")
+    }
+    assert none(story.pass_time(5), act.Allocate, act.AllocateGroup, act.End)
+
+
+def test_a_refused_claim_for_all_holds_nothing_and_the_third_try_finds_the_node_that_is_bad():
+    story = pool(member(0), member(1), busy=())
+    for _ in range(2):
+        story.handle(ev.GroupRefused(UID, "busy", "busy"))
+        assert {story.free(name) for name in RACKS} == {8}
+        story.pass_time(4)
+    assert len(asked_now(story)) == 2
+    assert len(story.of(act.Allocate)) == 2
+
+
+def test_two_gangs_with_room_for_one_ask_for_one_claim():
+    other = [
+        make_pod(f"h{i}")
+        .gpus(8)
+        .but(gates=(keys.GATE,), group=Group("own", "default", "h", size=2))
+        for i in range(2)
+    ]
+    story = pool(member(0), member(1), *other, busy=("n1", "n2"))
+    assert len(asked_now(story)) == 1
+
+
+def test_a_claim_for_all_whose_gang_is_gone_is_given_back():
+    story = pool(member(0), member(1), busy=())
+    story.gone(member(0))
+    story.gone(member(1))
+    assert only(granted(story, n1="0-7", n2="0-7"), act.End).job_id == 70
+
+
+def test_a_member_that_is_deleted_before_the_start_gives_the_claim_for_all_back():
+    story = pool(member(0), member(1), busy=())
+    story.gone(member(0))
+    assert only(granted(story, n1="0-7", n2="0-7"), act.End).job_id == 70
+
+
+def test_after_a_kill_a_claim_whose_gang_is_not_complete_any_more_is_given_back():
+    story = pool(member(0), busy=()).slurm(place(70, n1="0-7", n2="0-7")).again(member(0))
+    assert none(story.actions + story.pass_time(20), act.End)
+    assert {a.job_id for a in story.pass_time(20) if isinstance(a, act.End)} == {70}
+
+
+def test_a_claim_for_all_that_was_not_answered_is_found():
+    story = pool(member(0), member(1), busy=())
+    story.handle(ev.ActionFailed("AllocateGroup", UID, 0, "timed out"))
+    story.slurm(place(70, n1="0-7", n2="0-7"))
+    lifted = {a.uid for a in story.pass_time(3) if isinstance(a, act.Lift)}
+    assert lifted == {"uid-g0", "uid-g1"}
+
+
+def test_members_that_differ_have_a_claim_each():
+    story = pool(member(0), member(1, gpus=4), busy=())
+    assert asked_now(story) == []
+    assert len(story.of(act.Allocate)) == 2
 
 
 def test_a_gang_that_is_to_be_queued_is_queued_though_there_is_room():

@@ -12,6 +12,7 @@ from slurmbridge.slurm.claim_argv import (
     comment_argv,
     granted_id,
     group_argv,
+    group_now_argv,
     limit_argv,
     placeholder_argv,
     submitted_id,
@@ -158,6 +159,20 @@ def test_a_gang_is_one_job_with_a_task_for_each_member_and_waits_at_its_own_prio
         "--comment=slurmbridge/1 cluster=prod-1 group=g-7 ref=team/train",
     } <= set(argv)
     assert not [option for option in argv if option.startswith(("--priority", "--nodelist"))]
+
+
+def test_a_gang_that_fits_now_names_its_nodes_and_stands_before_all_others():
+    argv = group_now_argv(msgspec.structs.replace(GANG, nodes=("gpu001", "gpu003"), exclude=""))
+    assert argv[:3] == ["salloc", "--no-shell", "--immediate"]
+    assert {
+        "--nodelist=gpu001,gpu003",
+        "--nodes=2",
+        "--ntasks=5",
+        "--gpus-per-task=a100:2",
+        f"--priority={TOP_PRIORITY}",
+    } <= set(argv)
+    with pytest.raises(ParseError):
+        group_now_argv(msgspec.structs.replace(GANG, nodes=("gpu001", "a,b")))
 
 
 @pytest.mark.parametrize(
