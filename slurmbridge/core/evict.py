@@ -31,7 +31,11 @@ def lose(state: State, entry: Entry, pod: PodRecord, why: str) -> None:
         other = state.pods.get(mate.uid)
         if other is None or other.group is None or other.group.key != pod.group.key:
             continue
-        if mate.phase is Phase.BOUND:
+        if mate.phase is not Phase.BOUND:
+            continue
+        if mate.group and mate.job_id == entry.job_id:
+            _lose_one(state, mate, other, why)
+        else:
             _lose_one(state, mate, other, f"its gang is ended, since {pod.name} lost its claim")
             mate.with_gang = entry.uid
 
