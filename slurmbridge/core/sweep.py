@@ -6,7 +6,7 @@ slurmctld that has restarted with an older state.
 
 from __future__ import annotations
 
-from slurmbridge.core import agents, cover, release, settle, ticket
+from slurmbridge.core import agents, cover, gangsweep, release, settle
 from slurmbridge.core.action import LookPod
 from slurmbridge.core.evidence import live_claims, others_on, use_of, written_claim
 from slurmbridge.core.settle import request_for
@@ -32,7 +32,7 @@ def run(state: State) -> None:
             _look_at(state, uid)
         else:
             later.append(uid)
-    ticket.after_reading(state)
+    gangsweep.after_reading(state)
     cover.take_in_all(state)
     for uid in later:
         _look_at(state, uid)

@@ -10,14 +10,13 @@ names the gang.
 
 from __future__ import annotations
 
-from slurmbridge.core import agents, release, split
-from slurmbridge.core.action import AllocateGroup, Evict, LookJob, QueueGroup, Tell
+from slurmbridge.core import release
+from slurmbridge.core.action import AllocateGroup, Evict, QueueGroup, Tell
 from slurmbridge.core.event import GroupAllocated, GroupQueued, GroupRefused, JobLooked
-from slurmbridge.core.evidence import uid_of_group
 from slurmbridge.core.state import State, is_live, is_running
-from slurmbridge.core.waiting import Adopted, GangState, Pause, Ticket
+from slurmbridge.core.waiting import GangState, Pause, Ticket
 from slurmbridge.pool.claim import ClaimId, GroupRequest
-from slurmbridge.pool.record import PodRecord, SlurmJob
+from slurmbridge.pool.record import SlurmJob
 from slurmbridge.pool.slurmtime import iso
 
 LEFT_S = 15.0
@@ -55,14 +54,14 @@ def on_allocated(state: State, event: GroupAllocated) -> None:
         return
     ticket = state.waiting.tickets.get(event.uid)
     if ticket is None or (ticket.job_id and ticket.job_id != job.id):
-        _end(state, event.uid, job.id, "its gang needs it no more")
+        end(state, event.uid, job.id, "its gang needs it no more")
         return
     if state.snapshot is not None and state.snapshot.config.boot_time != ticket.boot:
-        _wake_gang(state, event.uid)  # slurmctld may have forgotten it: the next reading tells
+        wake_gang(state, event.uid)  # slurmctld may have forgotten it: the next reading tells
         return
     ticket.job_id = job.id
     state.ending.pop(job.id, None)
-    _see(state, ticket, job)
+    see(state, ticket, job)
 
 
 def _touch(state: State, ticket: Ticket) -> None:
@@ -70,7 +69,8 @@ def _touch(state: State, ticket: Ticket) -> None:
         state.touch(name)
 
 
-def _drop(state: State, uid: str) -> Ticket | None:
+def drop(state: State, uid: str) -> Ticket | None:
+    """Forget a gang's place; its job is left as it is."""
     ticket = state.waiting.tickets.pop(uid, None)
     if ticket is not None:
         _touch(state, ticket)
@@ -91,12 +91,13 @@ def text(ticket: Ticket) -> str:
 
 def give_up(state: State, uid: str, why: str) -> None:
     """Give a gang's place back, if it has one. An answer that is still to come ends it then."""
-    ticket = _drop(state, uid)
+    ticket = drop(state, uid)
     if ticket is not None and ticket.job_id:
-        _end(state, uid, ticket.job_id, why)
+        end(state, uid, ticket.job_id, why)
 
 
-def _end(state: State, uid: str, job_id: int, why: str) -> None:
+def end(state: State, uid: str, job_id: int, why: str) -> None:
+    """Give a job of a gang back to Slurm."""
     release.end(state, ClaimId(state.settings.policy.cluster, uid, "group"), job_id, why)
 
 
@@ -132,7 +133,7 @@ def is_anothers(state: State, gang: GangState) -> bool:
 def settled(state: State, gang: GangState) -> None:
     """The members live in the job now: it is no place any more."""
     gang.refusals = 0
-    _drop(state, gang.uid)
+    drop(state, gang.uid)
 
 
 def claim_of_gang(state: State, gang: GangState, *, begun: bool) -> SlurmJob | None:
@@ -153,9 +154,9 @@ def claim_of_gang(state: State, gang: GangState, *, begun: bool) -> SlurmJob | N
 
 def refuse(state: State, gang: GangState, job: SlurmJob, why: str) -> None:
     """The gang cannot use what Slurm has given it: given back, and asked for again later."""
-    _drop(state, gang.uid)
+    drop(state, gang.uid)
     if all(entry.job_id != job.id for entry in state.entries_of(gang.uid)):
-        _end(state, gang.uid, job.id, why)
+        end(state, gang.uid, job.id, why)
     pause(state, gang)
     gang.text, gang.text_since = f"slurm: {why}", state.now
 
@@ -183,11 +184,11 @@ def on_queued(state: State, event: GroupQueued) -> None:
     ticket = state.waiting.tickets.get(event.uid)
     if ticket is None or ticket.job_id:
         if ticket is None or ticket.job_id != event.job_id:
-            _end(state, event.uid, event.job_id, "its gang needs it no more")
+            end(state, event.uid, event.job_id, "its gang needs it no more")
         return
     ticket.job_id, ticket.since = event.job_id, state.now
     state.ending.pop(event.job_id, None)  # of a claim that slurmctld forgot, under the same id
-    _wake_gang(state, event.uid)
+    wake_gang(state, event.uid)
 
 
 def on_refused(state: State, event: GroupRefused) -> None:
@@ -196,7 +197,7 @@ def on_refused(state: State, event: GroupRefused) -> None:
     gang = _gang(state, event.uid)
     if ticket is None or ticket.job_id:
         return
-    _drop(state, event.uid)
+    drop(state, event.uid)
     if gang is None:
         return
     pause(state, gang, FIRST_NOW_S if ticket.now else FIRST_PAUSE_S)
@@ -222,18 +223,19 @@ def on_looked(state: State, event: JobLooked) -> bool:
     if ticket is None:
         return event.uid.startswith("g-")
     if ticket.job_id == event.job_id:
-        _see(state, ticket, event.job)
+        see(state, ticket, event.job)
     return True
 
 
-def _see(state: State, ticket: Ticket, job: SlurmJob | None) -> None:
+def see(state: State, ticket: Ticket, job: SlurmJob | None) -> None:
+    """What Slurm says of the job of a place; None: it knows no such job."""
     gang = _gang(state, ticket.uid)
     if job is None or not state.is_claim_of(job, ticket.uid):
         # Forgotten by slurmctld, and perhaps its id used again; or it was not saved before a
         # restart that the next reading tells of.
         if job is not None or ticket.boot != state.boot or ticket.missing_at is not None:
-            _drop(state, ticket.uid)
-            _wake_gang(state, ticket.uid)
+            drop(state, ticket.uid)
+            wake_gang(state, ticket.uid)
         else:
             ticket.missing_at = state.now
         return
@@ -248,12 +250,12 @@ def _see(state: State, ticket: Ticket, job: SlurmJob | None) -> None:
         elif state.now - ticket.untold_at > UNTOLD_S and gang is not None:
             refuse(state, gang, job, "Slurm does not tell the GPUs that it has given")
     elif not is_live(job):
-        _drop(state, ticket.uid)
+        drop(state, ticket.uid)
         if gang is not None and job.state.base == "CANCELLED":
             gang.cancelled = f"job {job.id} of the gang was cancelled in Slurm"
         elif gang is not None:
             pause(state, gang)
-    _wake_gang(state, ticket.uid)
+    wake_gang(state, ticket.uid)
 
 
 def tick(state: State) -> None:
@@ -263,7 +265,7 @@ def tick(state: State) -> None:
             _evict(state, gang)
     for ticket in state.waiting.tickets.values():
         if ticket.left_at is not None:
-            _wake_gang(state, ticket.uid)
+            wake_gang(state, ticket.uid)
 
 
 def _evict(state: State, gang: GangState) -> None:
@@ -280,121 +282,6 @@ def _evict(state: State, gang: GangState) -> None:
             state.out.append(Evict(uid, pod.namespace, pod.name, pod.grace_s, gang.cancelled))
 
 
-def after_reading(state: State) -> None:
-    """Compare the claims of gangs in the reading with what is known of them."""
-    if state.snapshot is None:
-        return
-    _check_tickets(state)
-    if not state.live_groups:
-        state.waiting.adopted.clear()
-        return
-    members: dict[str, list[PodRecord]] = {uid: [] for uid in state.live_groups}
-    for pod in state.pods.values():
-        if pod.group is not None and (uid := uid_of_group(pod)) in members and not pod.is_over:
-            members[uid].append(pod)
-    for uid in members.keys() | state.waiting.adopted.keys():
-        if uid not in members:
-            state.waiting.adopted.pop(uid, None)
-    for uid, jobs in list(state.live_groups.items()):
-        job = _the_one(state, uid, [j for j in jobs if j.id not in state.ending])
-        if job is not None:
-            _compare(state, uid, job, members[uid])
-
-
-def _check_tickets(state: State) -> None:
-    """Look at places that the reading does not show.
-
-    One that was only asked for, and that no reading shows for long enough, was not made.
-    """
-    if state.snapshot is None:
-        return
-    for ticket in list(state.waiting.tickets.values()):
-        waited = state.snapshot.began - ticket.since
-        live = [j.id for j in state.live_groups.get(ticket.uid, ()) if j.id not in state.ending]
-        if ticket.job_id and waited > 0 and ticket.job_id not in live:
-            if state.once("look", ticket.uid, state.settings.look_retry_s):
-                state.out.append(LookJob(ticket.uid, ticket.job_id))
-        elif not ticket.job_id and waited > state.settings.answer_s and not live:
-            _drop(state, ticket.uid)
-            _wake_gang(state, ticket.uid)
-
-
-def _the_one(state: State, uid: str, jobs: list[SlurmJob]) -> SlurmJob | None:
-    """Which of a gang's jobs counts: the one that its members live in, else the first to run."""
-    lived_in = {entry.job_id for entry in state.entries_of(uid)}
-    ticket = state.waiting.tickets.get(uid)
-    if ticket is not None:
-        if not ticket.job_id and state.snapshot and state.snapshot.began <= ticket.since:
-            return None  # it is being asked for: what this reading shows is older
-        lived_in.add(ticket.job_id)
-    ranked = sorted(jobs, key=lambda j: (j.id not in lived_in, not is_running(j), j.id))
-    for extra in ranked[1:]:
-        if extra.id not in lived_in:
-            _end(state, uid, extra.id, "its gang has another claim")
-    return ranked[0] if ranked else None
-
-
-def _compare(state: State, uid: str, job: SlurmJob, pods: list[PodRecord]) -> None:
-    ticket = state.waiting.tickets.get(uid)
-    sharers = state.entries_of(uid)
-    if sharers and all(entry.job_id != job.id for entry in sharers):
-        return  # theirs is not shown: `audit` looks into that first
-    if ticket is not None and ticket.job_id in (0, job.id):
-        ticket.job_id = job.id
-        _see(state, ticket, job)
-        return
-    if not pods and not sharers:
-        _orphan(state, uid, job)
-        return
-    if job.state.base == "PENDING":
-        if ticket is None:
-            _take_ticket(state, uid, job, pods)
-        return
-    if not sharers:
-        state.waiting.adopted.setdefault(uid, Adopted(state.now, state.moment))
-    split.adopt(state, uid, job, pods)
-    if not is_running(job):
-        return
-    found = state.waiting.adopted.get(uid)
-    is_new = found is None or state.now - found.since <= 2 * LEFT_S
-    if state.entries_of(uid) or (
-        is_new and any(p.uid not in state.book and not p.node for p in pods)
-    ):
-        _wake_gang(state, uid)
-    elif not any(split.says_its_in(pod, job) for pod in pods):
-        _end(state, uid, job.id, "its gang does not live in it")
-
-
-def _take_ticket(state: State, uid: str, job: SlurmJob, pods: list[PodRecord]) -> None:
-    """The place that an earlier leader has asked for; not wanted if the gang has begun since."""
-    if any(p.node or p.uid in state.book for p in pods):
-        _end(state, uid, job.id, "its gang has other claims")
-        return
-    ref = job.comment.partition(" ref=")[2]
-    ticket = Ticket(uid, ref, since=state.now, job_id=job.id, boot=state.boot)
-    state.waiting.tickets[uid] = ticket
-    _see(state, ticket, job)
-
-
-def _orphan(state: State, uid: str, job: SlurmJob) -> None:
-    """A claim of a gang of which no pod is known: ended once that has held for long enough.
-
-    A waiting one holds nothing. In a running one there may be processes of pods that were deleted
-    by force; on a node that cannot tell, for as long as it is silent.
-    """
-    found = state.waiting.adopted.setdefault(uid, Adopted(state.now, state.moment))
-    wait = state.settings.orphan_s
-    if job.state.base != "PENDING":
-        wait += state.settings.linger_s
-        if any(release.is_silent(state, state.kube_of.get(name, "")) for name in job.nodes):
-            state.waiting.adopted[uid] = Adopted(state.now, state.moment)
-            return
-        if agents.are_clear(state, job, found.moment) is False:
-            return
-    if state.now - found.since > wait:
-        _end(state, uid, job.id, "there is no pod for it")
-
-
 def queued_jobs(state: State) -> dict[int, str]:
     """Jobs that wait in Slurm's queue, with the UID to tell of a look at each."""
     tickets = state.waiting.tickets.values()
@@ -407,6 +294,7 @@ def _gang(state: State, uid: str) -> GangState | None:
     return next((g for g in state.waiting.gangs.values() if g.uid == uid), None)
 
 
-def _wake_gang(state: State, uid: str) -> None:
+def wake_gang(state: State, uid: str) -> None:
+    """Something has happened to a gang: `gang.settle` looks at it."""
     if (gang := _gang(state, uid)) is not None:
         state.waiting.gangs_due.add(gang.key)
