@@ -7,6 +7,7 @@ likely to have room first; a preferred one is asked for by the number of switche
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 
@@ -27,6 +28,7 @@ from slurmbridge.topology.gang import Gang, Placement, Wish
 from slurmbridge.topology.index import Bools
 from slurmbridge.topology.pack import pack
 
+_FEATURE_RE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 EACH_AFTER = 3
 """After two claims for all that were refused, one attempt with a claim for each member: that tells
 which node Slurm does not give, and that node is left out for a while."""
@@ -80,9 +82,11 @@ def request_of(state: State, gang: GangState, members: list[PodRecord]) -> Group
     sizes = Gang((first.gpu.count,) * len(members))
     if not isinstance(pack(places, rooms, sizes, wish, climb=climb, candidates=usable), Placement):
         return None
-    switches = ""
+    switches = constraint = ""
     if wish.mode == "required":
-        usable &= _domain(state, index, rooms // first.gpu.count, len(members), wish)
+        domains = _domains(state, index, rooms // first.gpu.count, len(members), wish)
+        constraint = _constraint(state, index, [d & usable for d in domains])
+        usable &= np.logical_or.reduce(domains) if constraint else domains[0]
     elif wish.mode == "preferred" and state.waiting.topology_text and not climb:
         switches = f"1@{int(limit) // 60}:{int(limit) % 60:02d}"
     open_nodes = {state.slurm_of.get(index.names[row], "") for row in np.flatnonzero(usable)}
@@ -95,6 +99,7 @@ def request_of(state: State, gang: GangState, members: list[PodRecord]) -> Group
         members=len(members),
         exclude=fold(closed) if closed else "",
         switches=switches,
+        constraint=constraint,
     )
 
 
@@ -169,8 +174,10 @@ def _usable(state: State, index: ViewIndex, members: list[PodRecord], gpus: int)
     return usable
 
 
-def _domain(state: State, index: ViewIndex, holds: np.ndarray, count: int, wish: Wish) -> Bools:
-    """The nodes of the domain to wait for: of those that hold the gang, that with most free."""
+def _domains(
+    state: State, index: ViewIndex, holds: np.ndarray, count: int, wish: Wish
+) -> list[Bools]:
+    """Nodes of each domain of the level that can hold the gang; that with most free GPUs first."""
     places = topology(state, index)
     if wish.level not in places.height_of and places.side is not None:
         places = places.side
@@ -178,7 +185,40 @@ def _domain(state: State, index: ViewIndex, holds: np.ndarray, count: int, wish:
     free = index.free[0] if len(index.free) else np.zeros(len(index), np.int64)
     room = places.sums(holds.astype(np.int64)[places.row], height)
     spare = places.sums(free.astype(np.int64)[places.row], height)
-    best = int(np.argmax(np.where(room >= count, spare, -1)))
-    chosen = np.zeros(len(index), np.bool_)
-    chosen[places.row[places.domain[height] == best]] = True
-    return chosen
+    order = np.argsort(-spare, kind="stable")
+    found = []
+    for domain in order[room[order] >= count]:
+        chosen = np.zeros(len(index), np.bool_)
+        chosen[places.row[places.domain[height] == domain]] = True
+        found.append(chosen)
+    return found
+
+
+def _constraint(state: State, index: ViewIndex, domains: list[Bools]) -> str:
+    """`[rackA|rackB]`: one node feature for each domain, which all of its nodes have and none else.
+
+    "" where there is no such feature for every domain, or only one domain.
+    """
+    if len(domains) < 2 or state.snapshot is None:
+        return ""
+    where: dict[str, set[int]] = {}
+    for row, name in enumerate(index.names):
+        node = state.snapshot.nodes.get(state.slurm_of.get(name, ""))
+        for feature in () if node is None else node.features:
+            if _FEATURE_RE.fullmatch(feature):
+                where.setdefault(feature, set()).add(row)
+    by_rows = {frozenset(rows): feature for feature, rows in sorted(where.items())}
+    inside = np.logical_or.reduce(domains)
+    found = []
+    for domain in domains:
+        wanted = set(np.flatnonzero(domain).tolist())
+        feature = next(
+            (
+                feature
+                for rows, feature in by_rows.items()
+                if {row for row in rows if inside[row]} == wanted
+            ),
+            "",
+        )
+        found.append(feature)
+    return f"[{'|'.join(sorted(found))}]" if all(found) else ""

@@ -57,7 +57,7 @@ class SlurmNode(msgspec.Struct, frozen=True):
 
     gpus_used is None when Slurm did not say (no GresUsed): unknown, never free.
     fault: what of its GRES could not be read ("" when all could); its GPUs are unknown then.
-    cpus_total leaves out specialised cores where Slurm reports CPUEfctv.
+    cpus_total leaves out specialised cores where Slurm reports CPUEfctv. features: the active ones.
     """
 
     name: str
@@ -74,6 +74,7 @@ class SlurmNode(msgspec.Struct, frozen=True):
     hostname: str = ""
     boot_time: float | None = None
     fault: str = ""
+    features: tuple[str, ...] = ()
 
     @property
     def gpu_total(self) -> int:

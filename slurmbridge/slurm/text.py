@@ -200,6 +200,7 @@ def _read_node(record: str, tz: tzinfo) -> SlurmNode:
         hostname=fields.get("NodeHostName", ""),
         boot_time=parse_time(fields.get("BootTime", ""), tz),
         fault="; ".join(faults),
+        features=_list(fields.get("ActiveFeatures", "")),
     )
 
 

@@ -13,6 +13,7 @@ from tests.e2e.scene import PODS, bound, clear, events_of, get_pod, submit, wait
 from tests.support.kube_objects import pod
 from tests.support.product import Product
 from tests.support.slurm import SlurmConfig
+from tests.support.slurm_config import NodeGroup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -181,6 +182,23 @@ def test_a_running_gang_that_slurm_ends_is_told_and_evicted_as_a_whole(pool: Clu
     wait_for("all are gone", lambda: not pool.kube.api.items(PODS), 60)
     for i in range(3):
         assert "ClaimLost" in events_of(pool, f"e-{i}")
+
+
+def test_a_required_rack_is_the_one_that_has_room_first(cluster: ClusterFactory) -> None:
+    """Slurm knows the racks by node features, and Kubernetes by labels."""
+    racks = tuple(NodeGroup(2, f"r{i}n", extra=f"Feature=rack{i}") for i in range(2))
+    config = SlurmConfig(groups=racks, bf_interval_s=1)
+    pool = cluster(config, scheduler=False, labels=lambda _, name: {"example.org/rack": name[:2]})
+    sections = {"pool": {"topologyLabels": ["example.org/rack"]}}
+    with Product(pool, sections=sections):
+        busy = fill(pool, "r0n001", "r1n001", "r1n002")
+        pool.kube.api.create_all(gang("q", 4, 4, **{keys.TOPOLOGY: "required:rack"}))
+        job = queued(pool, "q")
+        # One node of the first rack is free; the second has room first.
+        pool.slurm.run("scancel", *map(str, busy[1:]))
+        wait_for("all are bound", lambda: len(bound(pool, "q-")) == 4, 30)
+        assert jobs_of_gangs(pool) == {job: "RUNNING r1n[001-002]"}
+        clear(pool)
 
 
 def test_a_preempted_gang_is_told_as_a_whole_before_slurm_takes_its_gpus(

@@ -504,6 +504,20 @@ def test_what_slurm_gives_above_a_ceiling_is_given_back():
     assert none(found, act.Lift)
 
 
+def test_where_each_rack_has_a_node_feature_slurm_may_choose_the_rack():
+    story = Story(*RACKS, settings=make_settings(topology_labels=("x/rack",)))
+    for name, rack in RACKS.items():
+        story.kube_nodes[name] = make_kube_node(name).but(labels={"x/rack": rack})
+        story.nodes[name].but(features=("a100", f"feature-{rack}"))
+    story.slurm(*natives("n1", "n2", "n3"))
+    request = queue(story.start(*(member(i, wish="required:rack") for i in range(2))))
+    assert (request.constraint, request.exclude) == ("[feature-r1|feature-r2]", "")
+    story.nodes["n3"].but(features=("a100",))
+    story.slurm(without=(70,)).forget()
+    other = queue(story.again(*(member(i, wish="required:rack") for i in range(2))), 71)
+    assert (other.constraint, other.exclude) == ("", "n[1-2]")
+
+
 def test_a_claim_of_a_gang_without_pods_is_ended_after_a_while():
     story = Story("n1", "n2").slurm(place(70, n1="0-7"), place(71)).start()
     assert {a.job_id for a in story.pass_time(20) if isinstance(a, act.End)} == {71}
