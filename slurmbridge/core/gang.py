@@ -172,7 +172,8 @@ def settle(state: State, gang: GangState) -> None:
             _queue(state, gang, missing, plan)
         return
     if may_queue and (now := wish.claim_of(state, gang, missing, plan)) is not None:
-        ticket.claim_now(state, gang, *now)
+        seats = {uid: state.slurm_of[node] for uid, (node, _) in plan.items()}
+        ticket.claim_now(state, gang, *now, seats)
         return
     gang.attempts += 1
     for pod, (kube_node, ask) in plan.items():
@@ -207,7 +208,7 @@ def _has_turn(state: State, gang: GangState, missing: list[PodRecord], *, begun:
     if not begun and (over := shares.too_many(state, _gpus_of(job), gang.uid)):
         ticket.refuse(state, gang, job, f"{Reason.CEILING}: {over}")
         return False
-    left = split.lay(state, gang.uid, job, missing)
+    left = split.lay(state, gang.uid, job, missing, {} if place is None else place.seats)
     if left and not begun:
         for pod in missing:
             if (entry := state.book.get(pod.uid)) is not None:

@@ -7,6 +7,8 @@ Binding. From then on what the pods say is believed, so that a restart changes n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from slurmbridge.core import publish, settle
@@ -32,7 +34,9 @@ UNKNOWN_PROMISES = 2
 """Askers of another leader's days may still bind with an adopted share; how many is not known."""
 
 
-def lay(state: State, uid: str, job: SlurmJob, pods: list[PodRecord]) -> list[PodRecord]:
+def lay(
+    state: State, uid: str, job: SlurmJob, pods: list[PodRecord], seats: Mapping[str, str]
+) -> list[PodRecord]:
     """Give members their shares of a running claim; those that there is none for are returned.
 
     Args:
@@ -40,13 +44,14 @@ def lay(state: State, uid: str, job: SlurmJob, pods: list[PodRecord]) -> list[Po
         uid: of the gang's claim.
         job: it; running, with its GPUs.
         pods: members without a share, in rank order.
+        seats: Slurm nodes that were meant for them, by UID; {}: where Slurm had the choice.
 
     """
     spare = _spare(state, uid, job)
     left = []
     for pod, row in zip(pods, _nodes_for(state, uid, spare, pods), strict=True):
         share = None
-        for name in row:
+        for name in [*([seats[pod.uid]] if pod.uid in seats else []), *row]:
             share = _take(state, uid, job, pod, name, spare)
             if share is not None:
                 break

@@ -10,6 +10,8 @@ names the gang.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from slurmbridge.core import release
 from slurmbridge.core.action import AllocateGroup, Evict, QueueGroup, Tell
 from slurmbridge.core.event import GroupAllocated, GroupQueued, GroupRefused, JobLooked
@@ -38,9 +40,24 @@ def submit(state: State, gang: GangState, request: GroupRequest) -> None:
     state.out.append(QueueGroup(gang.uid, request, gang.uid[:10]))
 
 
-def claim_now(state: State, gang: GangState, request: GroupRequest, now: dict[str, int]) -> None:
-    """Ask for a claim at once. now: GPUs by Slurm node, charged until the answer is in."""
-    ticket = Ticket(gang.uid, request.ref, since=state.now, boot=state.boot, now=now)
+def claim_now(
+    state: State,
+    gang: GangState,
+    request: GroupRequest,
+    now: Mapping[str, int],
+    seats: Mapping[str, str],
+) -> None:
+    """Ask for a claim at once.
+
+    Args:
+        state: the state.
+        gang: the gang.
+        request: what to ask for.
+        now: its GPUs by Slurm node, charged until the answer is in.
+        seats: Slurm node of each member, by UID.
+
+    """
+    ticket = Ticket(gang.uid, request.ref, state.now, boot=state.boot, now=now, seats=seats)
     state.waiting.tickets[gang.uid] = ticket
     gang.attempts += 1
     _touch(state, ticket)

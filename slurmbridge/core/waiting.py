@@ -69,7 +69,7 @@ class Ticket:
     running: the job as it was seen to run. missing_at: when a look last found no such job.
     left_at: since when the gang is not complete any more. untold_at: since when the job runs and
     Slurm does not tell its GPUs. now: GPUs by Slurm node of a claim that is to be had at once; {}:
-    it waits in the queue.
+    it waits in the queue. seats: the Slurm nodes of such a claim that are meant for its members.
     """
 
     uid: str
@@ -84,6 +84,7 @@ class Ticket:
     left_at: float | None = None
     untold_at: float | None = None
     now: Mapping[str, int] = field(default_factory=dict)
+    seats: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -108,7 +108,8 @@ def claim_of(
 ) -> tuple[GroupRequest, dict[str, int]] | None:
     """One immediate claim for all members, and its GPUs by Slurm node.
 
-    None: it cannot be said in one job, and every member gets a claim of its own.
+    None: it cannot be said in one job (the same number on each node), and every member gets a claim
+    of its own.
 
     Args:
         state: the state.
@@ -130,6 +131,8 @@ def claim_of(
     now: Counter[str] = Counter()
     for kube_node, ask in plan.values():
         now[state.slurm_of[kube_node]] += ask.gpu.count
+    if len(set(now.values())) > 1:
+        return None
     request = GroupRequest(
         id=ClaimId(_policy(state).cluster, gang.uid, "group"),
         ref=group_ref(members[0].namespace, gang.key if group is None else group.name),

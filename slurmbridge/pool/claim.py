@@ -170,7 +170,8 @@ class GroupRequest(msgspec.Struct, frozen=True):
     ask: of one member; all ask for the same. exclude: Slurm nodes that it must not get, as a host
     list. switches: at most so many leaf switches, waited for so long (`1@2:00`, sbatch --switches).
     constraint: alternatives of node features of which all nodes must have one (`[rackA|rackB]`).
-    nodes: these and all of these, now, at top priority; (): it waits for nodes of Slurm's choice.
+    nodes: these, as many members on each, now, at top priority; (): it waits for nodes of Slurm's
+    choice.
     """
 
     id: ClaimId

@@ -94,14 +94,21 @@ def group_argv(request: GroupRequest) -> list[str]:
 def group_now_argv(request: GroupRequest) -> list[str]:
     """An immediate claim for a whole gang on given nodes: granted or refused at once, as a whole.
 
-    Which member goes to which of the nodes is Slurm's choice; each node gets at least one.
-
     Raises:
-        ParseError: a value is not fit to be an option's value.
+        ParseError: a value is not fit to be an option's value, or the members cannot be divided
+            among the nodes.
 
     """
+    each, rest = divmod(request.members, max(1, len(request.nodes)))
+    if rest or not each:
+        raise ParseError(str(request.members), f"members for {len(request.nodes)} nodes")
     nodes = ",".join(_name("node", name) for name in request.nodes)
-    options = [f"--nodelist={nodes}", f"--nodes={len(request.nodes)}", f"--priority={TOP_PRIORITY}"]
+    options = [
+        f"--nodelist={nodes}",
+        f"--nodes={len(request.nodes)}",
+        f"--ntasks-per-node={each}",
+        f"--priority={TOP_PRIORITY}",
+    ]
     return ["salloc", "--no-shell", "--immediate", *_group_options(request), *options]
 
 

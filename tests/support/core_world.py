@@ -263,13 +263,13 @@ class SlurmModel:
     ) -> dict[str, tuple[int, ...]] | None:
         """GPUs by node for all members, each node as full as can be; None: there is no room."""
         given: dict[str, tuple[int, ...]] = {}
-        for at, node in enumerate(nodes):
+        # As many on each of the nodes that are asked for.
+        most = members if nodes is NODES else members // len(nodes)
+        for node in nodes:
             if node in self.down or self.is_completing(node):
                 continue
             free = self.free(node)
-            # One for each of the nodes that are asked for.
-            spare = members - (len(nodes) - at - 1 if nodes is not NODES else 0)
-            here = min(max(0, spare), len(free) // count)
+            here = min(members, most, len(free) // count)
             if here:
                 given[node] = tuple(free[: here * count])
                 members -= here

@@ -454,10 +454,12 @@ def test_a_claim_for_all_that_was_not_answered_is_found():
     assert lifted == {"uid-g0", "uid-g1"}
 
 
-def test_members_that_differ_have_a_claim_each():
-    story = pool(member(0), member(1, gpus=4), busy=())
+@pytest.mark.parametrize("gpus", [(8, 4), (4, 4, 4)])
+def test_members_that_differ_or_stand_unevenly_on_their_nodes_have_a_claim_each(gpus):
+    pods = [member(i, size=len(gpus), gpus=count) for i, count in enumerate(gpus)]
+    story = pool(*pods, busy=())
     assert asked_now(story) == []
-    assert len(story.of(act.Allocate)) == 2
+    assert len(story.of(act.Allocate)) == len(gpus)
 
 
 def test_a_gang_that_is_to_be_queued_is_queued_though_there_is_room():

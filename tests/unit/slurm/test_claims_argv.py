@@ -162,17 +162,21 @@ def test_a_gang_is_one_job_with_a_task_for_each_member_and_waits_at_its_own_prio
 
 
 def test_a_gang_that_fits_now_names_its_nodes_and_stands_before_all_others():
-    argv = group_now_argv(msgspec.structs.replace(GANG, nodes=("gpu001", "gpu003"), exclude=""))
+    six = msgspec.structs.replace(GANG, nodes=("gpu001", "gpu003"), exclude="", members=6)
+    argv = group_now_argv(six)
     assert argv[:3] == ["salloc", "--no-shell", "--immediate"]
     assert {
         "--nodelist=gpu001,gpu003",
         "--nodes=2",
-        "--ntasks=5",
+        "--ntasks=6",
+        "--ntasks-per-node=3",
         "--gpus-per-task=a100:2",
         f"--priority={TOP_PRIORITY}",
     } <= set(argv)
     with pytest.raises(ParseError):
-        group_now_argv(msgspec.structs.replace(GANG, nodes=("gpu001", "a,b")))
+        group_now_argv(msgspec.structs.replace(six, nodes=("gpu001", "a,b")))
+    with pytest.raises(ParseError):
+        group_now_argv(msgspec.structs.replace(six, members=5))
 
 
 @pytest.mark.parametrize(
