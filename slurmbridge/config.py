@@ -192,7 +192,7 @@ class Rules(_Section, frozen=True):
     group_s: Seconds = 300.0
     climb_s: Seconds = 120.0
     group_queue_s: Seconds = 2.0
-    gangs_as_one: bool = True
+    gangs_as_one: bool = False
 
 
 class Node(_Section, frozen=True):

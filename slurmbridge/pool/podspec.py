@@ -46,6 +46,8 @@ DEFAULT_GRACE_S: Final = 30
 """Kubernetes' default of terminationGracePeriodSeconds."""
 OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
 """Taint by which an operator vouches that a machine is off (non-graceful node shutdown)."""
+OURS: Final = "slurmbridge: "
+"""How each reason of the extender begins (`slurmbridge.pool.reason`)."""
 MIRROR_KEY: Final = "kubernetes.io/config.mirror"
 """Annotation of the kubelet on the API copy of a static pod; such a pod cannot be evicted."""
 FAULT_CHARS: Final = 240
@@ -109,7 +111,7 @@ def read_pod(
         created=unix_time(meta.creation_timestamp) or 0.0,
         deleting_since=deleting,
         waiting_on_us=_is_unschedulable(status.conditions or ()),
-        claim_unseen=_is_unschedulable(status.conditions or (), Reason.NO_PLAN.text),
+        claim_unseen=_is_unschedulable(status.conditions or (), by_us=True),
         resource_version=meta.resource_version,
         nominated=status.nominated_node_name or "",
         is_static=MIRROR_KEY in annotations,
@@ -257,16 +259,17 @@ def _is_extended(name: str) -> bool:
     return bool(slash) and not domain.endswith("kubernetes.io")
 
 
-def _is_unschedulable(conditions: Iterable[RawCondition], why: str = "") -> bool:
+def _is_unschedulable(conditions: Iterable[RawCondition], *, by_us: bool = False) -> bool:
     """Whether kube-scheduler has tried and refused the pod (a gated pod it has not tried).
 
-    why: also for this reason.
+    by_us: and an extender has judged it as one without a claim. Of one with a claim it says only
+    that other nodes are not the claim's.
     """
     return any(
         c.type == "PodScheduled"
         and c.status == "False"
         and c.reason == "Unschedulable"
-        and why in (c.message or "")
+        and (not by_us or OURS in (c.message or "").replace(Reason.CLAIMED_ELSEWHERE.text, ""))
         for c in conditions
     )
 

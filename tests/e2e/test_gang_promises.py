@@ -25,7 +25,8 @@ pytestmark = pytest.mark.e2e
 def product(cluster: ClusterFactory) -> Iterator[Product]:
     pool = cluster(SlurmConfig(nodes=4, bf_interval_s=1), scheduler=False)
     policy = {"identities": [{"namespaces": ["*"], "reservations": ["ours"]}]}
-    with Product(pool, policy=policy) as running:
+    sections = {"rules": {"gangsAsOne": True}}
+    with Product(pool, policy=policy, sections=sections) as running:
         yield running
 
 
@@ -60,6 +61,8 @@ def test_before_a_maintenance_only_a_gang_that_ends_in_time_is_started(
     job = queued(pool, "late")
     pool.kube.api.create_all(gang("soon", 4, 8, **{keys.DURATION: "10m"}))
     wait_for("the short one is bound", lambda: len(bound(pool, "soon-")) == 4, 20)
+    # All four live in one allocation.
+    assert list(jobs_of_gangs(pool, "R").values()) == ["RUNNING gpu[001-004]"]
     assert list(jobs_of_gangs(pool, "PD")) == [job]
     assert not bound(pool, "late-")
     assert pool.checker.sample().violations == ()

@@ -737,7 +737,9 @@ class World:
 
     def _start_machine(self) -> None:
         self.terms += 1
-        settings = msgspec.structs.replace(SETTINGS, agents_required=self.agents is not None)
+        settings = msgspec.structs.replace(
+            SETTINGS, agents_required=self.agents is not None, gangs_as_one=True
+        )
         self.machine = Machine(settings, f"t{self.terms}")
         if self.agents is not None:
             self.agents.forget()

@@ -31,9 +31,7 @@ def member(i, size=2, gpus=8, group="g", wish="", **fields):
 
 
 def pool(*pods, jobs=(), **settings):
-    # A claim for each member; one for all: test_core_gang_queue.py.
-    settings = {"topology_labels": ("x/rack",), "gangs_as_one": False} | settings
-    story = Story(*RACKS, settings=make_settings(**settings))
+    story = Story(*RACKS, settings=make_settings(topology_labels=("x/rack",), **settings))
     for name, rack in RACKS.items():
         story.kube_nodes[name] = make_kube_node(name).but(labels={"x/rack": rack})
     return story.slurm(*jobs).start(*pods)

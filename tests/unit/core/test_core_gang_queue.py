@@ -30,6 +30,7 @@ from tests.support.builders import (
 )
 
 RACKS = {"n1": "r1", "n2": "r1", "n3": "r2", "n4": "r2"}
+SETTINGS = {"topology_labels": ("x/rack",), "gangs_as_one": True}
 UID = group_uid("own/default/g/")
 
 
@@ -44,7 +45,7 @@ def natives(*nodes):
 
 
 def pool(*pods, busy=("n1", "n2", "n3"), **settings):
-    story = Story(*RACKS, settings=make_settings(topology_labels=("x/rack",), **settings))
+    story = Story(*RACKS, settings=make_settings(**SETTINGS | settings))
     for name, rack in RACKS.items():
         story.kube_nodes[name] = make_kube_node(name).but(labels={"x/rack": rack})
     return story.slurm(*natives(*busy)).start(*pods)
@@ -137,7 +138,7 @@ def maintenance(start):
 @pytest.mark.parametrize(("duration", "at_once"), [("5m", True), ("50m", False), ("", False)])
 def test_a_gang_keeps_what_slurm_has_promised_to_others(promise, duration, at_once):
     notes = {"DURATION": duration} if duration else {}
-    story = Story(*RACKS)
+    story = Story(*RACKS, settings=make_settings(**SETTINGS))
     if promise == "plan":
         story.slurm(planned_job(T0 + 1200))
     else:
@@ -150,12 +151,12 @@ def test_a_gang_keeps_what_slurm_has_promised_to_others(promise, duration, at_on
 
 def test_a_gang_in_a_reservation_goes_where_it_is_and_waits_in_the_queue_with_it():
     rule = IdentityRule(namespaces=("*",), reservations=("ours",))
-    story = Story(*RACKS, settings=make_settings(make_policy(identities=(rule,))))
+    story = Story(*RACKS, settings=make_settings(make_policy(identities=(rule,)), **SETTINGS))
     story.reservations.append(Reservation("ours", T0 - 60, T0 + 36000, ("n1", "n2")))
     pods = [member(i, RESERVATION="ours") for i in range(2)]
     story.start(*pods)
     assert only(story.of(act.AllocateGroup), act.AllocateGroup).request.nodes == ("n1", "n2")
-    story = Story(*RACKS, settings=make_settings(make_policy(identities=(rule,))))
+    story = Story(*RACKS, settings=make_settings(make_policy(identities=(rule,)), **SETTINGS))
     story.slurm(*natives("n1"))
     story.reservations.append(Reservation("ours", T0 - 60, T0 + 36000, ("n1", "n2")))
     assert queue(story.start(*pods)).ask.reservation == "ours"
@@ -507,7 +508,7 @@ def test_what_slurm_gives_above_a_ceiling_is_given_back():
 
 
 def test_where_each_rack_has_a_node_feature_slurm_may_choose_the_rack():
-    story = Story(*RACKS, settings=make_settings(topology_labels=("x/rack",)))
+    story = Story(*RACKS, settings=make_settings(**SETTINGS))
     for name, rack in RACKS.items():
         story.kube_nodes[name] = make_kube_node(name).but(labels={"x/rack": rack})
         story.nodes[name].but(features=("a100", f"feature-{rack}"))

@@ -249,6 +249,11 @@ def test_a_refusal_by_an_extender_that_does_not_know_the_claim_yet_is_told_apart
     refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
     assert read({"status": {"conditions": [refused | {"message": message}]}}).claim_unseen
     assert not read({"status": {"conditions": [refused | {"message": "1 cordoned"}]}}).claim_unseen
+    # This one knows it: the claim's node is refused by kube-scheduler itself.
+    message = "0/2: 1 cordoned, 1 slurmbridge: the pod's claim is on another node."
+    assert not read({"status": {"conditions": [refused | {"message": message}]}}).claim_unseen
+    message = "0/2: 1 cordoned, 1 slurmbridge: not enough free GPUs."
+    assert read({"status": {"conditions": [refused | {"message": message}]}}).claim_unseen
 
 
 @pytest.mark.parametrize("text", ["yesterday", "2026-11-30T15:00:00", ""])
