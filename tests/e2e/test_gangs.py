@@ -216,11 +216,17 @@ def test_twenty_mixed_gangs_among_native_jobs_with_bridge_and_extender_killed_in
     names = [f"g{i:02}" for i in range(len(GANGS))]
     sizes = {name: size for name, (size, _) in zip(names, GANGS, strict=True)}
     luck = random.Random(4)
+    native = 0
     for number in luck.sample(range(1, NODES + 1), 24):
         size, where = luck.randint(1, 5), f"gpu{number:03}"
         submit(pool, f"--gres=gpu:{size}", "--mem=100", f"--nodelist={where}", "--time=60")
-    native = pool.checker.sample().gpus_used
-    wait_for("the pool is read", lambda: product.cli("status")["gpus"]["native"] == native, 20, 0.3)
+        native += size
+    wait_for(
+        "all run, and are seen",
+        lambda: product.cli("status")["gpus"]["native"] == native,
+        40,
+        0.3,
+    )
     before = product.log("bridge-0")
     with PodHistory(pool.kube) as history, pool.checker.watch(0.5) as watch:
         for i, (name, (size, gpus)) in enumerate(zip(names, GANGS, strict=True)):
