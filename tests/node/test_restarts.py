@@ -87,6 +87,20 @@ def test_100_binds_at_once_with_restarts_in_the_middle_give_no_wrong_device(figu
         running = {f"default/{c.name}" for c in ran if c.name not in failed}
         told = lambda: {p["ref"] for p in pool.snapshot(name)["report"]["pods"]}  # noqa: E731
         wait(lambda: running <= told(), 20, "the agent tells of all of them", told)
+        # And it goes on: the next pod gets the device of its claim.
+        pool.wait_gpus(name)
+        for one in failed:
+            pool.delete(one, grace_s=0)
+        one = claims[0]
+        pool.delete(one.name)
+        wait(lambda: pool.get(one.name) is None, 30, "the first is gone")
+        pool.slurm.run("scancel", str(one.job_id))
+        placed = []
+        body = pool.pod(unique("next"), 1)
+        wait(lambda: placed.append(pool.place(body, name)) or placed[-1], 60, "room for the next")
+        pool.wait_running(placed[-1].name, 60)
+        given = (pool.marks / "start" / placed[-1].name).read_text().split()
+        assert given == [pool.uuid(name, i) for i in placed[-1].gpus]
 
 
 def test_the_agent_registers_within_100_ms_of_the_kubelets_return(pool):
