@@ -1,10 +1,12 @@
-"""100 binds at once on one kubelet, while the agent and the kubelet are restarted."""
+"""Parts of a node are killed and started again while its kubelet admits pods."""
 
 import json
 import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+
+import pytest
 
 from tests.support.node_checker import NodeChecker
 from tests.support.node_pool import NodePool, unique, wait
@@ -101,6 +103,77 @@ def test_100_binds_at_once_with_restarts_in_the_middle_give_no_wrong_device(figu
         pool.wait_running(placed[-1].name, 60)
         given = (pool.marks / "start" / placed[-1].name).read_text().split()
         assert given == [pool.uuid(name, i) for i in placed[-1].gpus]
+
+
+def _containerd(pool):
+    pool.node[NODE].kill9_containerd()
+    pool.node[NODE].start_containerd()
+
+
+def _slurmd(pool):
+    pool.slurm.kill9_slurmd(NODE)
+    pool.slurm.start_slurmd(NODE)
+
+
+def _agent(pool):
+    pool.kill9_agent(NODE)
+    pool.start_agent(NODE)
+
+
+KILLED = {
+    # What a dead plugin costs: the pod that is in its hands, and those that come before its return.
+    "agent": (_agent, ("rpc error", *KUBELETS_OWN)),
+    "containerd": (_containerd, ()),
+    "slurmd": (_slurmd, ()),
+}
+
+
+@pytest.mark.parametrize("part", KILLED)
+def test_a_part_killed_in_the_middle_of_admissions_gives_no_wrong_device(pool, figures, part):
+    restart, costs = KILLED[part]
+    pool.wait_gpus(NODE)
+    wait(lambda: not pool.pods(), 60, "the node is empty")
+    with NodeChecker(pool, every_s=0.25) as checker:
+        bodies = [pool.pod(unique(f"killed-{part}"), 1) for _ in range(8)]
+        names = [body["metadata"]["name"] for body in bodies]
+        uids = [pool.kube.api.create(body)["metadata"]["uid"] for body in bodies]
+        # All claims first: Slurm gives nothing on a node where one is ending.
+        placed = [
+            pool.claim(NODE, 1, uid, f"default/{name}")
+            for name, uid in zip(names, uids, strict=True)
+        ]
+        pool.claims.update(zip(names, placed, strict=True))
+        for claim in placed[:4]:
+            pool.bind(claim)
+        restart(pool)
+        for claim in placed[4:]:
+            pool.bind(claim)
+
+        def settled():
+            return all(pool.phase(name) in ("Running", "Failed") for name in names)
+
+        wait(settled, 120, "every pod runs or failed", lambda: str(pool.pods())[:2000])
+        checker.sample()
+    failed = [name for name in names if pool.phase(name) == "Failed"]
+    reasons = [why(pool, name) for name in failed]
+    figures.count(
+        starts=8 - len(failed),
+        samples=checker.samples,
+        wrong=len(checker.wrong),
+        overlaps=len(checker.overlaps) + len(pool.overlaps()),
+    )
+    print(f"{part}: failed {reasons}")
+    assert checker.wrong == []
+    assert checker.overlaps == []
+    assert pool.overlaps() == []
+    assert all(any(known in text for known in costs) for text in reasons), reasons
+    for claim in placed:
+        if claim.name not in failed:
+            given = (pool.marks / "start" / claim.name).read_text().split()
+            assert given == [pool.uuid(NODE, i) for i in claim.gpus]
+    for name in names:
+        pool.delete(name, grace_s=1)
+    wait(lambda: not pool.pods(), 60, "all are gone")
 
 
 def test_the_agent_registers_within_100_ms_of_the_kubelets_return(pool):
