@@ -193,7 +193,7 @@ class Agent:
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, stop.set)
         access = Access.choose(config.kube.kubeconfig, self._clock)
-        self._remap()
+        self._remap(self._read_map())
         async with KubeSession(access, connections=8) as session:
             self._pods = NodePods(session, self.name, node.resource, self._clock)
             self._plugin = DevicePlugin(
@@ -342,8 +342,10 @@ class Agent:
 
     # The look.
 
-    def _remap(self) -> None:
-        fresh = read_map(self._inventory, self._node.gres_conf, self.slurm_name)
+    def _read_map(self) -> DeviceMap:
+        return read_map(self._inventory, self._node.gres_conf, self.slurm_name)
+
+    def _remap(self, fresh: DeviceMap) -> None:
         if fresh == self._devices:
             return
         if fresh.fault:
@@ -351,8 +353,10 @@ class Agent:
         else:
             _log.info("device map", gpus=[f"{g.index}={g.path}={g.uuid}" for g in fresh.gpus])
         self._devices = fresh
-        self.book.gpus = fresh.gpus
-        self.book.save()
+        if not fresh.fault:
+            # A map with a fault has no GPUs: the last good one tells the hooks who uses what.
+            self.book.gpus = fresh.gpus
+            self.book.save()
 
     async def _look_on(self) -> None:
         """Look at the node, again and again, or at once when something has changed."""
@@ -363,7 +367,7 @@ class Agent:
                 if self._clock.monotonic() - mapped > 10.0:
                     mapped = self._clock.monotonic()
                     before = self._devices
-                    await asyncio.to_thread(self._remap)
+                    self._remap(await asyncio.to_thread(self._read_map))
                     if self._devices != before:
                         self._plugin.changed()
                 await self._look_once()
@@ -411,6 +415,8 @@ class Agent:
 
     def _adopt(self, sample: Sample) -> None:
         """Take pods into the book that have devices by the kubelet (after a lost book)."""
+        if self._devices.fault:
+            return  # nobody can say which GPUs these devices are
         by_ref = {pod.ref: pod for pod in self._pods.known() if not pod.is_over}
         for one in sample.listing or ():
             pod = by_ref.get(f"{one.namespace}/{one.name}")

@@ -167,7 +167,10 @@ class NodeLook:
         pod_of = {pid: uid for uid, pids in groups.items() for pid in pids}
         found: set[tuple[int, int]] = set()
         wanted = {}
-        for gpu in devices.gpus:
+        # While the map has a fault, the last good one still tells who uses what.
+        gpus = devices.gpus or self._book.gpus
+        by_uuid = {gpu.uuid: gpu for gpu in gpus}
+        for gpu in gpus:
             identity = script.file_identity(gpu.path)
             if identity is not None:
                 wanted[identity] = gpu.index
@@ -180,7 +183,7 @@ class NodeLook:
         except PeerUnavailable as error:
             fault = str(error)
         for uuid, use in usage.items():
-            known = devices.by_uuid.get(uuid)
+            known = by_uuid.get(uuid)
             if known is not None:
                 found |= {(pid, known.index) for pid in use.pids}
         users = []

@@ -36,7 +36,8 @@ DEFAULTS: dict[str, Any] = {
     # Where the agent listens, and where it writes down its pods and GPUs.
     "socket": "/run/slurmbridge/node.sock",
     "state": "/run/slurmbridge/node.json",
-    # Our cluster id, and the Unix users that the bridge may submit as.
+    # Our cluster id, and the Unix users that the bridge may submit as; None: not known, since the
+    # configuration cannot be read.
     "cluster": "",
     "owner_uids": [0],
     # Below which folder of a cgroup hierarchy the pods of this node are; "": anywhere.
@@ -264,17 +265,24 @@ def _some(numbers: Iterable[int]) -> str:
 
 
 def read_conf() -> dict[str, Any]:
-    """The configuration; faults in it are said and the defaults used: a hook must not fail open."""
+    """The configuration; without one whose claims are ours is not known: a hook fails closed."""
     path = os.environ.get("SLURMBRIDGE_HOOKS", DEFAULT_CONF)
     conf = dict(DEFAULTS)
     try:
         with open(path, encoding="utf-8") as file:
             conf.update(json.load(file))
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         say(f"{path} cannot be read, defaults are used: {error}", syslog.LOG_ERR)
+        conf["owner_uids"] = None
     return conf
+
+
+def is_of_owner(job: Mapping[str, str], conf: Mapping[str, Any], *, unknown: bool) -> bool:
+    """Whether a user submitted the job that the bridge may be; unknown: the answer if not known."""
+    owners = conf["owner_uids"]
+    if owners is None:
+        return unknown or job["uid"] == "0"
+    return job["uid"] in map(str, owners)
 
 
 def say(text: str, level: int = syslog.LOG_WARNING) -> None:
@@ -318,7 +326,7 @@ def read_state(conf: Mapping[str, Any]) -> dict[str, Any] | None:
 def claimed_pods(job: Mapping[str, str], conf: Mapping[str, Any]) -> set[str] | None:
     """UIDs of the pods that this job covers on this node, by comment and the agent's file.
 
-    None: the job is a claim, but whose cannot be said; an empty set: it is not a claim.
+    None: the job is a claim, but whose cannot be said; an empty set: it is not a claim of ours.
     """
     state = read_state(conf)
     noted = {
@@ -333,13 +341,11 @@ def claimed_pods(job: Mapping[str, str], conf: Mapping[str, Any]) -> set[str] | 
     if match is None:
         # After a crash of slurmctld the comment may be empty (22.05.8).
         return noted if not comment else set()
-    if conf["cluster"] not in ("", match["cluster"]) or job["uid"] not in map(
-        str, conf["owner_uids"]
-    ):
+    if conf["cluster"] not in ("", match["cluster"]) or not is_of_owner(job, conf, unknown=True):
         return set()
     if match["kind"] == "pod":
         return noted | {match["uid"]}
-    return noted if state is not None else None
+    return noted or None
 
 
 def this_job() -> dict[str, str]:
@@ -373,8 +379,7 @@ def epilog(conf: Mapping[str, Any]) -> int:
             why = answer["why"]
         else:
             uids = claimed_pods(job, conf)
-            why = "nobody can say which pods this claim covers" if uids is None else ""
-            why = why or left_of_pods(uids or (), conf)
+            why = strangers(conf) if uids is None else left_of_pods(uids, conf)
         if not why:
             return 0
         held = time.monotonic() - began
@@ -387,10 +392,29 @@ def epilog(conf: Mapping[str, Any]) -> int:
         time.sleep(conf["poll_s"])
 
 
+def strangers(conf: Mapping[str, Any]) -> str:
+    """Why a claim of unknown pods cannot end: pods of which nobody knows whose they are."""
+    noted = {str(pod["uid"]) for pod in (read_state(conf) or {}).get("pods", [])}
+    here = sorted(set(pod_cgroups(conf["cgroup_root"])) - noted)
+    return f"nobody can say which pods this claim covers, maybe {here[0]}" if here else ""
+
+
+def is_for_pods(job: Mapping[str, str], conf: Mapping[str, Any]) -> bool:
+    """Whether a job is a claim or a filler of ours: its GPUs may be in use, by its own pod.
+
+    Any user can write such a comment, so it counts only for a user that the bridge may be.
+    """
+    match = _COMMENT.fullmatch(job["comment"])
+    if match is not None and conf["cluster"] not in ("", match["cluster"]):
+        return False
+    is_marked = match is not None or _FILLER.fullmatch(job["comment"]) is not None
+    return is_marked and is_of_owner(job, conf, unknown=False)
+
+
 def prolog(conf: Mapping[str, Any]) -> int:
     """Refuse GPUs that a pod uses; 0: the job may start (or was requeued), 1: node drained."""
     job = this_job()
-    if not job["gpus"] or _COMMENT.fullmatch(job["comment"]) or _FILLER.fullmatch(job["comment"]):
+    if not job["gpus"] or is_for_pods(job, conf):
         return 0
     deadline = time.monotonic() + conf["prolog_wait_s"]
     while True:

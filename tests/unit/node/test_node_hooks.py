@@ -102,3 +102,46 @@ def test_a_device_is_known_under_any_name(tmp_path):
     )
     assert script.file_identity(str(tmp_path / "none")) is None
     assert script.file_identity("/dev/null")[0] == "c"
+
+
+FOR_PODS = {
+    "a claim": (job(), True),
+    "a claim of another cluster": (job(COMMENT.replace("=lab", "=other")), False),
+    "a filler": (job(f"slurmbridge/1 cluster=lab filler={UID}"), True),
+    "a user's job with a claim's comment": (job(uid="1000"), False),
+    "a user's job with a filler's comment": (
+        job(f"slurmbridge/1 cluster=lab filler={UID}", uid="1000"),
+        False,
+    ),
+    "a native job": (job("my experiment"), False),
+}
+
+
+@pytest.mark.parametrize("case", FOR_PODS)
+def test_only_the_bridges_own_user_walks_past_the_prolog(case, tmp_path):
+    given, expected = FOR_PODS[case]
+    assert script.is_for_pods(given, conf(tmp_path)) is expected
+
+
+@pytest.mark.parametrize("text", [None, "{", "[1]"])
+def test_without_a_configuration_claims_are_held_and_nobody_but_root_walks_past(
+    text, tmp_path, monkeypatch
+):
+    path = tmp_path / "hooks.json"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setenv("SLURMBRIDGE_HOOKS", str(path))
+    made = script.read_conf() | {"state": str(tmp_path / "node.json")}
+    assert script.claimed_pods(job(uid="64030"), made) == {UID}
+    assert not script.is_for_pods(job(uid="64030"), made)
+    assert script.is_for_pods(job(uid="0"), made)
+
+
+def test_a_claim_of_unknown_pods_is_held_while_there_are_pods_that_nobody_knows(
+    tmp_path, monkeypatch
+):
+    made = conf(tmp_path, [{"uid": UID, "job_id": 8, "gpus": [1]}])
+    assert script.claimed_pods(job(GROUP), made) is None
+    for here, held in (({UID: []}, False), ({UID: [], "u-9": []}, True)):
+        monkeypatch.setattr(script, "pod_cgroups", lambda _root, here=here: here)
+        assert bool(script.strangers(made)) is held
