@@ -15,6 +15,7 @@ from slurmbridge.core.evidence import (
     is_outdated,
     live_claims,
     others_on,
+    plausible_indices,
     uid_of_group,
     use_of,
     written_claim,
@@ -94,7 +95,7 @@ def take_in(state: State, pod: PodRecord) -> None:
         since=state.now,
         sure_at=state.now,
         boot=state.boot,
-        gpus=GpuUse(asked_gpus(pod).counts, _written_indices(pod, written)),
+        gpus=GpuUse(asked_gpus(pod).counts, plausible_indices(pod, written)),
         stray=written is None,
         why="it was bound without a claim" if written is None else "its claim was missing in Slurm",
     )
@@ -117,13 +118,6 @@ def take_in(state: State, pod: PodRecord) -> None:
             ask = honour(pod, state.settings.policy)
         entry.request = request_for(state, pod, slurm_node, ask)
         begin(state, entry, entry.why)
-
-
-def _written_indices(pod: PodRecord, written: Written | None) -> tuple[int, ...] | None:
-    """The GPUs that a pod says it has, if they are as many as it asks for: it can say anything."""
-    if written is None or written.indices is None or pod.gpu is None:
-        return None
-    return written.indices if len(written.indices) == pod.gpu.count else None
 
 
 def _over(state: State, pod: PodRecord, written: Written) -> ClaimId | None:
@@ -262,10 +256,19 @@ def on_cover_refused(state: State, event: CoverRefused) -> None:
     entry = state.book.get(event.uid)
     if entry is None or entry.phase is not Phase.COVERING or entry.asked_at is None:
         return
+    if event.reason == "node" and _is_drained(state, entry.slurm_node):
+        on_cover_failed(state, entry)
+        return
     patient = state.now - entry.cover_since < PATIENCE_S
     if not patient or not (event.reason in PASSING or _is_in_our_own_way(state, entry)):
         entry.refused = event.text
     on_cover_failed(state, entry)
+
+
+def _is_drained(state: State, slurm_node: str) -> bool:
+    """Whether Slurm gives a node's GPUs to nobody: a cover can wait for the end of the drain."""
+    node = None if state.snapshot is None else state.snapshot.nodes.get(slurm_node)
+    return node is not None and "DRAIN" in node.state.flags
 
 
 def on_cover_failed(state: State, entry: Entry) -> None:

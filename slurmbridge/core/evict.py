@@ -25,8 +25,8 @@ def lose(state: State, entry: Entry, pod: PodRecord, why: str) -> None:
     The members of a gang go together: what is left of it could do nothing but wait for the others.
     """
     _lose_one(state, entry, pod, why)
-    if pod.group is None or entry.stray:
-        return
+    if pod.group is None or entry.stray or pod.deleting_since is not None:
+        return  # of a gang that ends anyway; a new one may have its name by now
     for mate in list(state.book.values()):
         other = state.pods.get(mate.uid)
         if other is None or other.group is None or other.group.key != pod.group.key:

@@ -25,7 +25,7 @@ class Written(NamedTuple):
 def written_claim(pod: PodRecord) -> Written | None:
     """The claim that a pod was bound with; None: it says none, or not one of its own."""
     job_id, _, owner = pod.annotations.get(keys.CLAIM, "").partition("/")
-    if owner != pod.uid or not job_id.isascii() or not job_id.isdigit():
+    if owner != pod.uid or not _is_job_id(job_id):
         return None
     try:
         indices = parse_indices(pod.annotations.get(keys.GPUS, "")) or None
@@ -51,12 +51,23 @@ def read_share(text: str) -> Share | None:
     """The share that a pod names; None: it names none."""
     job_id, _, rest = text.partition("/")
     node, _, indices = rest.partition("/")
-    if not node or not job_id.isascii() or not job_id.isdigit() or len(job_id) > MOST_DIGITS:
+    if not node or not _is_job_id(job_id):
         return None
     try:
         return Share(int(job_id), node, parse_indices(indices))
     except ParseError:
         return None
+
+
+def _is_job_id(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS
+
+
+def plausible_indices(pod: PodRecord, written: Written | None) -> tuple[int, ...] | None:
+    """The GPUs that a pod says it has, if they are as many as it asks for: it can say anything."""
+    if written is None or written.indices is None or pod.gpu is None:
+        return None
+    return written.indices if len(written.indices) == pod.gpu.count else None
 
 
 def uid_of_group(pod: PodRecord) -> str:

@@ -82,14 +82,18 @@ def tick(state: State) -> None:
     """What time alone does."""
     waiting = state.waiting
     for gang in waiting.gangs.values():
-        pause = gang.pause
-        over = pause is not None and pause.until <= state.now < pause.until + 2.0
         full = (gang.complete_at or float("inf")) + state.settings.group_queue_s
-        over = over or full <= state.now < full + 2.0
+        over = _is_over(state, gang, full)
+        over = over or (gang.pause is not None and _is_over(state, gang, gang.pause.until))
         if over or (gang.text and state.now - gang.text_since > LOOK_AGAIN_S):
             waiting.gangs_due.add(gang.key)
         _tell(state, gang)
     ticket.tick(state)
+
+
+def _is_over(state: State, gang: GangState, until: float) -> bool:
+    """Whether a gang is to be looked at since a time is over: once at least, for 2 s at most."""
+    return until <= state.now and (gang.settled_at < until or state.now < until + 2.0)
 
 
 def on_looked(state: State, event: GroupLooked) -> None:
@@ -126,6 +130,7 @@ def cannot_use(state: State, entry: Entry) -> None:
 
 def settle(state: State, gang: GangState) -> None:
     """Look at a gang as it is, and do what comes next."""
+    gang.settled_at = state.now
     members = _members(state, gang)
     if not members:
         ticket.give_up(state, gang.uid, "its pods are gone")

@@ -7,6 +7,7 @@ from slurmbridge.core.action import AnnotatePod
 from slurmbridge.core.evidence import (
     live_claims,
     others_on,
+    plausible_indices,
     share_of,
     use_of,
     written_claim,
@@ -106,10 +107,13 @@ def _agrees(state: State, entry: Entry, pod: PodRecord) -> bool:
     written = written_claim(pod)
     if written is None:
         return True
-    if written.job_id == entry.job_id and entry.group and written.indices is not None:
+    said = plausible_indices(pod, written)
+    if written.job_id == entry.job_id and entry.group and said is not None:
         # Of a gang's claim the pod may have been promised another share by an earlier leader.
-        gpus = GpuUse(entry.gpus.counts, written.indices)
-        if written.indices == entry.gpus.indices or not others_on(state, entry, gpus):
+        gpus = GpuUse(entry.gpus.counts, said)
+        if not _is_within(state, entry, said):
+            return True
+        if said == entry.gpus.indices or not others_on(state, entry, gpus):
             entry.gpus = gpus
             return True
     elif written.job_id == entry.job_id:
@@ -121,10 +125,17 @@ def _agrees(state: State, entry: Entry, pod: PodRecord) -> bool:
             # The sweep ends the other one, which the pod does not use.
             take_job(state, entry, job)
             return False
-    both = {*(entry.gpus.indices or ()), *(written.indices or ())}
+    both = {*(entry.gpus.indices or ()), *(said or ())}
     entry.gpus = GpuUse(entry.gpus.counts, tuple(sorted(both)) or None)
     evict.lose(state, entry, pod, "its claim and its annotations name different GPUs")
     return False
+
+
+def _is_within(state: State, entry: Entry, indices: tuple[int, ...]) -> bool:
+    """Whether an entry's job holds these GPUs on its node; not known: no."""
+    job = None if state.snapshot is None else state.snapshot.jobs.get(entry.job_id)
+    use = None if job is None else use_of(job, entry.slurm_node)
+    return use is not None and set(indices) <= set(use.indices or ())
 
 
 def write_down(state: State, entry: Entry, pod: PodRecord) -> None:

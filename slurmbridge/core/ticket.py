@@ -212,7 +212,7 @@ def on_refused(state: State, event: GroupRefused) -> None:
     """Slurm takes no such job: told, and tried again later and later."""
     ticket = state.waiting.tickets.get(event.uid)
     gang = _gang(state, event.uid)
-    if ticket is None or ticket.job_id:
+    if ticket is None or (ticket.job_id and not ticket.now):
         return
     drop(state, event.uid)
     if gang is None:
@@ -268,7 +268,8 @@ def see(state: State, ticket: Ticket, job: SlurmJob | None) -> None:
             refuse(state, gang, job, "Slurm does not tell the GPUs that it has given")
     elif not is_live(job):
         drop(state, ticket.uid)
-        if gang is not None and job.state.base == "CANCELLED":
+        # A claim asked for at once is ended by ourselves where it is not what was asked for.
+        if gang is not None and job.state.base == "CANCELLED" and not ticket.now:
             gang.cancelled = f"job {job.id} of the gang was cancelled in Slurm"
         elif gang is not None:
             pause(state, gang)

@@ -100,7 +100,7 @@ class GangState:
     told: members that were told the text. seats: the node that was last meant for each rank.
     uid: of its claim, where it has one for all. cancelled: who has ended its place in Slurm's queue
     ("" while nobody has): its pods are to go. short: why it was put into Slurm's queue.
-    refusals: so many claims for all members at once were refused in a row.
+    refusals: so many claims for all members at once were refused in a row. settled_at: last look.
     """
 
     key: str
@@ -125,6 +125,7 @@ class GangState:
     cancelled: str = ""
     short: str = ""
     refusals: int = 0
+    settled_at: float = float("-inf")
 
 
 @dataclass(slots=True)

@@ -97,3 +97,21 @@ def test_the_id_of_anothers_claim_takes_nothing_from_him():
     assert [a.uid for a in found if isinstance(a, act.Evict)] == ["uid-thief"]
     assert none(found, act.End)
     assert story.entry(other).job_id == 77
+
+
+@pytest.mark.parametrize("claim", ["1" * 5000 + "/uid-s", "x/uid-s", "/uid-s", "77/"])
+def test_what_is_no_claim_ends_nothing_and_is_a_stray(claim):
+    story = Story("n1", settings=make_settings(make_policy(stray="cover"))).start()
+    story.see(make_pod("s").gpus(2).on("n1", 77, "0-1").wrote(CLAIM=claim))
+    story.pass_time(2)
+    assert story.phase(make_pod("s")) == "covering"
+
+
+def test_indices_that_a_pod_was_never_given_end_no_claim_of_others():
+    forger, other = make_pod("forger").gpus(1), make_pod("other").gpus(2)
+    story = Story("n1").start(forger).run(forger, 10, "n1", "0")
+    forger.wrote(CLAIM="999/uid-forger", GPUS="0-7")
+    story.slurm(make_claim_job(11, other, "n1", "1-2"))
+    story.forget().again(forger, other)
+    assert none(story.pass_time(5), act.End)
+    assert story.entry(forger).gpus.indices == (0,)

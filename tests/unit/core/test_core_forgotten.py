@@ -20,6 +20,7 @@ from tests.support.builders import (
     make_settings,
     none,
     only,
+    plain,
 )
 
 
@@ -336,3 +337,20 @@ def test_the_same_after_a_restart_of_the_bridge(story, pod):
     story.forget()
     found = forget(story, at=20)
     assert only(found, act.Cover).request.ask.account == "old"
+
+
+def test_on_a_drained_node_a_pod_waits_for_its_cover_since_nobody_can_take_its_gpus(pod, story):
+    story.nodes["n1"].state("IDLE+DRAIN")
+    story.slurm(without=(10,)).boot = story.now
+    looked = 0
+    for _ in range(40):
+        story.pass_time(1)
+        for look in story.of(act.LookJob):
+            story.handle(ev.JobLooked(look.uid, look.job_id, None))
+        for _cover in story.of(act.Cover):
+            looked += 1
+            story.handle(ev.CoverRefused(plain(pod).uid, "node", "Required node not available"))
+        assert none(story.actions, act.Evict)
+        story.forget()
+    assert looked > 1
+    assert story.phase(pod) == "covering"

@@ -538,3 +538,62 @@ def test_when_slurmctld_forgets_a_running_gang_each_member_is_covered_for_itself
     covers = {a.uid: (a.request.slurm_node, a.indices) for a in story.of(act.Cover)}
     assert covers == {p.uid: (p.node, tuple(range(8))) for p in map(plain, pods.values())}
     assert none(story.actions, act.Evict, act.Tell)
+
+
+def test_what_a_member_says_of_its_share_must_lie_within_the_claim():
+    story = pool(member(0), member(1))
+    queue(story)
+    start(story, n3="0-7", n4="0-7")
+    entry = story.machine.state.book["uid-g0"]
+    story.see(member(0).but(gates=()).on(entry.kube_node, 70, "20-27"))
+    entry = story.machine.state.book["uid-g0"]
+    assert (entry.phase, entry.gpus.indices) == ("bound", tuple(range(8)))
+
+
+def test_a_second_gang_of_the_same_name_is_not_ended_with_the_first():
+    story = pool(member(0), member(1))
+    old = run(story, n3="0-7", n4="0-7")
+    new = [member(i).but(uid=f"uid-new{i}") for i in range(2)]
+    for i, pod in enumerate(new):
+        story.see(old[f"g{i}"].deleting())
+        story.see(pod)
+    story.slurm(without=(901, 902))
+    for n, ask in enumerate(a for a in story.pass_time(20) if isinstance(a, act.Allocate)):
+        pod = next(p for p in new if plain(p).uid == ask.uid)
+        story.grant(pod, 100 + n, ask.request.slurm_node, "0-7")
+        story.see(pod.but(gates=()).on(ask.request.slurm_node, 100 + n, "0-7"))
+    story.pass_time(3)
+    assert [story.phase(p) for p in new] == ["bound", "bound"]
+    ended = place(70, n3="0-7", n4="0-7").state("TIMEOUT").but(gpus={})
+    story.slurm(ended).forget()
+    for _ in range(6):
+        story.pass_time(1)
+        for look in story.of(act.LookJob):
+            story.handle(ev.JobLooked(look.uid, 70, plain(ended)))
+    assert not {a.uid for a in story.of(act.Evict)} & {plain(p).uid for p in new}
+
+
+def test_a_claim_asked_for_at_once_that_we_end_ourselves_is_nobodys_cancel():
+    story = pool(member(0), member(1), busy=("n1", "n2"))
+    only(story.of(act.AllocateGroup), act.AllocateGroup)
+    story.now += 0.5
+    story.slurm(place(70, n3="0-7", n4="0-7").but(gpus=None))
+    story.poll()
+    ended = place(70, n3="0-7", n4="0-7").state("CANCELLED").but(gpus={})
+    story.slurm(ended)
+    story.handle(ev.GroupRefused(UID, "starting", "runs without GPUs"))
+    for _ in range(8):
+        story.pass_time(1)
+        for look in story.of(act.LookJob):
+            story.handle(ev.JobLooked(look.uid, 70, plain(ended)))
+    assert none(story.actions, act.Evict)
+
+
+@pytest.mark.parametrize("late_s", [0.5, 1.9, 2.5, 30.0])
+def test_a_gang_asks_again_after_its_pause_however_late_the_look_comes(late_s):
+    story = pool(member(0), member(1), busy=())
+    story.handle(ev.GroupRefused(UID, "busy", "x"))
+    (gang,) = story.machine.state.waiting.gangs.values()
+    story.forget()
+    story.now = gang.pause.until + late_s
+    assert any(isinstance(a, act.AllocateGroup) for a in story.pass_time(10))
