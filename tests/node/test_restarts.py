@@ -138,10 +138,16 @@ def test_a_part_killed_in_the_middle_of_admissions_gives_no_wrong_device(pool, f
         names = [body["metadata"]["name"] for body in bodies]
         uids = [pool.kube.api.create(body)["metadata"]["uid"] for body in bodies]
         # All claims first: Slurm gives nothing on a node where one is ending.
-        placed = [
-            pool.claim(NODE, 1, uid, f"default/{name}")
-            for name, uid in zip(names, uids, strict=True)
-        ]
+        placed = []
+
+        def claim(name, uid):
+            one = pool.claim(NODE, 1, uid, f"default/{name}")
+            if one is not None:
+                placed.append(one)
+            return one is not None
+
+        for name, uid in zip(names, uids, strict=True):
+            wait(lambda name=name, uid=uid: claim(name, uid), 60, "room")
         pool.claims.update(zip(names, placed, strict=True))
         for claim in placed[:4]:
             pool.bind(claim)
