@@ -81,7 +81,7 @@ bench-planned: venv ## pods per second at 5,000 nodes: stock, reactive, planned 
 bench-pack: venv ## a gang of 64 in 5,000 nodes, packed by arrays and by NetworkX walks
 	@$(BIN)/python -m bench.pack
 
-ci: lint types arch test test-node ## what CI runs
+ci: lint types arch test ## what CI runs
 
 clean: ## remove what was made in the checkout
 	@rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -88,7 +88,16 @@ class Report:
 
 def run(plan: Plan) -> Report:
     """Load and faults for the time of the plan, then quiet, then nothing more."""
-    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
+    server = logging.getLogger("aiohttp.server")
+    level = server.level
+    server.setLevel(logging.CRITICAL)
+    try:
+        return _run(plan)
+    finally:
+        server.setLevel(level)
+
+
+def _run(plan: Plan) -> Report:
     began = time.monotonic()
 
     def tell(text: str) -> None:
