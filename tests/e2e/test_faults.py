@@ -114,7 +114,7 @@ def test_slurmctld_killed_in_the_middle_of_100_binds(pool: Cluster, product: Pro
         time.sleep(0.5)
         pool.slurm.start_slurmctld()
         thread.join()
-        wait_for("claims and pods match", lambda: settled(pool), 30, 0.3)
+        wait_for("claims and pods match", lambda: settled(pool), 60, 0.3)
         time.sleep(5)
         # Pods that wait may be on their way into a claim at the very moment of a look.
         wait_for("they still match", lambda: settled(pool), 10, 0.3)
