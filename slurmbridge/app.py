@@ -67,7 +67,7 @@ RELOAD_S: Final = 5.0
 SWEEP_S: Final = 60.0
 EXCLUDING: Final = ("22.05.", "24.11.")
 """Versions of Slurm on which it was tried that a claim outlives the removal of a node that it
-excluded (tests/integration/slurm/test_others.py)."""
+excluded (tests/integration/slurm/test_claims_others.py)."""
 MOST_TOPOLOGY: Final = 16 << 20
 """Longest topology file that is looked at."""
 LOOK_S: Final = 10.0

@@ -183,24 +183,20 @@ class Carrier:
             case act.ResumeNode(slurm_node=node, cluster=cluster):
                 if await self._drains.resume(node, cluster, LOOK_S):
                     _log.warning("node resumed in Slurm", node=node)
-            case act.ShowNode(name=name, status=status, reason=reason, message=message):
-                shown = (status == "True", reason, message, action.since)
-                await self._write(lambda: self._show_node(name, *shown))
+            case act.ShowNode():
+                await self._write(
+                    lambda: write.patch_node_condition(
+                        self._session,
+                        action.name,
+                        keys.SLURM_READY,
+                        status=action.status == "True",
+                        reason=action.reason,
+                        message=action.message,
+                        since=action.since,
+                    )
+                )
             case _:
                 raise TypeError(f"no way to carry out {action!r}")
-
-    async def _show_node(
-        self, name: str, status: bool, reason: str, message: str, since: float
-    ) -> bool:
-        return await write.patch_node_condition(
-            self._session,
-            name,
-            keys.SLURM_READY,
-            status=status,
-            reason=reason,
-            message=message,
-            since=since,
-        )
 
     async def _allocate(self, action: act.Allocate) -> None:
         request = action.request

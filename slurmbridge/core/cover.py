@@ -23,6 +23,7 @@ from slurmbridge.core.evidence import (
 from slurmbridge.core.settle import request_for
 from slurmbridge.core.state import Entry, Phase, State, asked_gpus, is_live, is_running
 from slurmbridge.pool.claim import ClaimId
+from slurmbridge.pool.drain import is_drained
 from slurmbridge.pool.policy import Refusal, honour, resolve
 from slurmbridge.pool.record import GpuUse, PodRecord, SlurmJob
 
@@ -268,7 +269,7 @@ def on_cover_refused(state: State, event: CoverRefused) -> None:
 def _is_drained(state: State, slurm_node: str) -> bool:
     """Whether Slurm gives a node's GPUs to nobody: a cover can wait for the end of the drain."""
     node = None if state.snapshot is None else state.snapshot.nodes.get(slurm_node)
-    return node is not None and "DRAIN" in node.state.flags
+    return node is not None and is_drained(node)
 
 
 def on_cover_failed(state: State, entry: Entry) -> None:

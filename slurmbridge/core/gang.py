@@ -19,7 +19,7 @@ from slurmbridge.core.action import Allocate, AnnotatePod, LookGroup, Tell
 from slurmbridge.core.event import GroupLooked, TopologyRead
 from slurmbridge.core.settle import request_for
 from slurmbridge.core.state import Entry, Phase, State, asked_gpus
-from slurmbridge.core.waiting import GangState, Pause
+from slurmbridge.core.waiting import GangState, pause_after
 from slurmbridge.pool import keys
 from slurmbridge.pool.claim import Ask, group_uid
 from slurmbridge.pool.hostlist import natural
@@ -31,7 +31,6 @@ LOOK_SIZE_S = 5.0
 LOOK_AGAIN_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 EXCLUDE_S = 120.0
-TOLD_AFTER_S = 2.0
 
 
 def join(state: State, pod: PodRecord) -> None:
@@ -386,10 +385,7 @@ def _give_back(state: State, held: list[Entry]) -> None:
 def _fail(state: State, gang: GangState) -> None:
     """An attempt failed: wait a while, each time longer."""
     gang.rolling = True
-    length = FIRST_PAUSE_S
-    if gang.pause is not None and state.now - gang.pause.until < gang.pause.length:
-        length = min(2 * gang.pause.length, LONGEST_PAUSE_S)
-    gang.pause = Pause(state.now + length, length)
+    gang.pause = pause_after(gang.pause, state.now, FIRST_PAUSE_S, LONGEST_PAUSE_S)
     state.waiting.gangs_due.add(gang.key)
 
 

@@ -14,7 +14,7 @@ from slurmbridge.core.event import (
     UnboundReleased,
 )
 from slurmbridge.core.evidence import is_outdated, others_on
-from slurmbridge.core.settle import request_for
+from slurmbridge.core.settle import must_queue, request_for
 from slurmbridge.core.state import Entry, Phase, State, asked_gpus
 from slurmbridge.pool.claim import Ask
 from slurmbridge.pool.policy import Refusal, resolve
@@ -115,7 +115,7 @@ def _decide(state: State, event: ClaimAsked, pod: PodRecord) -> None:
         cause=event.cause,
     )
     state.put(entry)
-    if _must_queue(state, ask):
+    if must_queue(state, ask):
         state.out.append(Queue(event.uid, request, event.cause))
     else:
         state.out.append(Allocate(event.uid, request, event.cause))
@@ -154,13 +154,6 @@ def _judge(state: State, kube_node: str, ask: Ask) -> Reason | None:
     if view is None:
         return Reason.UNKNOWN_NODE
     return judge_one(ask, view, state.settings.policy, state.wall)
-
-
-def _must_queue(state: State, ask: Ask) -> bool:
-    if state.snapshot is None:
-        return False
-    parameters = state.snapshot.config.scheduler_parameters
-    return "defer" in parameters or ask.mode == "queued"
 
 
 def on_allocated(state: State, event: Allocated) -> None:

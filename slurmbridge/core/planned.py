@@ -14,11 +14,10 @@ import numpy as np
 from slurmbridge.core import gang, lift, publish, release
 from slurmbridge.core.action import Allocate, AnnotatePod, Queue
 from slurmbridge.core.places import topology
-from slurmbridge.core.settle import request_for
+from slurmbridge.core.settle import must_queue, request_for
 from slurmbridge.core.state import Entry, Phase, State, asked_gpus
-from slurmbridge.core.waiting import Bucket, Like, Pause, Turn
+from slurmbridge.core.waiting import Bucket, Like, Turn, pause_after
 from slurmbridge.pool import keys
-from slurmbridge.pool.claim import Ask
 from slurmbridge.pool.policy import Refusal, resolve
 from slurmbridge.pool.reason import REASONS, Reason
 from slurmbridge.pool.record import PodRecord
@@ -130,10 +129,14 @@ def on_refused(state: State, entry: Entry, reason: str) -> None:
     gang.on_refused(state, entry)
     if reason in ABOUT_ASK and entry.request is not None:
         ask = entry.request.ask
-        waiting.asks_after[ask] = _longer(state, waiting.asks_after.get(ask), ASK_PAUSE_S)
+        waiting.asks_after[ask] = pause_after(
+            waiting.asks_after.get(ask), state.now, ASK_PAUSE_S, LONGEST_PAUSE_S
+        )
     else:
         node = entry.kube_node
-        waiting.nodes_after[node] = _longer(state, waiting.nodes_after.get(node), NODE_PAUSE_S)
+        waiting.nodes_after[node] = pause_after(
+            waiting.nodes_after.get(node), state.now, NODE_PAUSE_S, LONGEST_PAUSE_S
+        )
     waiting.looked_at = state.now
 
 
@@ -325,22 +328,8 @@ def _start(state: State, pod: PodRecord, like: Like, kube_node: str) -> None:
         planned=True,
     )
     state.put(entry)
-    work = Queue if _must_queue(state, like.ask) else Allocate
+    work = Queue if must_queue(state, like.ask) else Allocate
     state.out.append(work(pod.uid, request, cause))
-
-
-def _must_queue(state: State, ask: Ask) -> bool:
-    if state.snapshot is None:
-        return False
-    return "defer" in state.snapshot.config.scheduler_parameters or ask.mode == "queued"
-
-
-def _longer(state: State, pause: Pause | None, first: float) -> Pause:
-    """The next pause: twice the last one if that is not long over."""
-    length = first
-    if pause is not None and state.now - pause.until < pause.length:
-        length = min(2 * pause.length, LONGEST_PAUSE_S)
-    return Pause(state.now + length, length)
 
 
 def _forget_pauses(state: State) -> None:

@@ -16,12 +16,24 @@ from slurmbridge.core.state import Entry, Phase, State
 from slurmbridge.pool import keys
 from slurmbridge.pool.claim import Ask, Claim, ClaimRequest
 from slurmbridge.pool.gres import format_indices
+from slurmbridge.pool.policy import Refusal, honour, resolve
 from slurmbridge.pool.record import GpuUse, PodRecord, SlurmJob
 
 
 def request_for(state: State, pod: PodRecord, slurm_node: str, ask: Ask) -> ClaimRequest:
     """The claim to ask for."""
     return ClaimRequest(state.claim_id(pod.uid), pod.ref, slurm_node, ask)
+
+
+def must_queue(state: State, ask: Ask) -> bool:
+    """Whether the claim has to come through Slurm's queue."""
+    return state.defers or (state.snapshot is not None and ask.mode == "queued")
+
+
+def ask_of(state: State, pod: PodRecord, job: SlurmJob) -> Ask:
+    """What a claim was asked for; where policy would refuse it by now, as Slurm shows it."""
+    ask = resolve(pod, state.settings.policy)
+    return honour(pod, state.settings.policy, job) if isinstance(ask, Refusal) else ask
 
 
 def take(state: State, entry: Entry, claim: Claim) -> None:

@@ -21,17 +21,20 @@ from slurmbridge.core.evidence import (
     written_claim,
 )
 from slurmbridge.core.places import topology
-from slurmbridge.core.settle import request_for
-from slurmbridge.core.state import Entry, Phase, State, asked_gpus, is_running
+from slurmbridge.core.settle import ask_of, request_for
+from slurmbridge.core.state import (
+    UNKNOWN_PROMISES,
+    Entry,
+    Phase,
+    State,
+    asked_gpus,
+    is_running,
+)
 from slurmbridge.core.waiting import GangState
 from slurmbridge.pool import keys
-from slurmbridge.pool.policy import Refusal, honour, resolve
 from slurmbridge.pool.record import GpuUse, PodRecord, SlurmJob
 from slurmbridge.topology.gang import Gang, Placement
 from slurmbridge.topology.pack import pack
-
-UNKNOWN_PROMISES = 2
-"""Askers of another leader's days may still bind with an adopted share; how many is not known."""
 
 
 def lay(
@@ -192,9 +195,6 @@ def _settle_in(
     state: State, uid: str, job: SlurmJob, pod: PodRecord, slurm_node: str, gpus: GpuUse
 ) -> Entry | None:
     """Charge a member with its share; None: another pod may still use it."""
-    ask = resolve(pod, state.settings.policy)
-    if isinstance(ask, Refusal):
-        ask = honour(pod, state.settings.policy, job)
     entry = Entry(
         uid=pod.uid,
         ref=pod.ref,
@@ -202,7 +202,7 @@ def _settle_in(
         slurm_node=slurm_node,
         phase=Phase.QUEUED,
         since=state.now,
-        request=request_for(state, pod, slurm_node, ask),
+        request=request_for(state, pod, slurm_node, ask_of(state, pod, job)),
         gpus=gpus,
         boot=state.boot,
         cause=pod.uid[:8],

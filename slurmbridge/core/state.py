@@ -30,6 +30,8 @@ from slurmbridge.pool.record import (
 from slurmbridge.pool.view import HeldClaim, NodeView, Window
 
 NO_GPUS = GpuUse()
+UNKNOWN_PROMISES = 2
+"""Askers of another leader's days may still bind with an adopted claim; how many is not known."""
 
 
 class Phase(StrEnum):
@@ -260,6 +262,11 @@ class State:
     def wall(self) -> float:
         """The host's clock: only to compare with times that Slurm tells (ends, plans, windows)."""
         return self.now + self.ahead_s
+
+    @property
+    def defers(self) -> bool:
+        """Whether Slurm grants nothing at once (`SchedulerParameters=defer`)."""
+        return self.snapshot is not None and "defer" in self.snapshot.config.scheduler_parameters
 
     @property
     def age_s(self) -> float:

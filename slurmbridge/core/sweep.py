@@ -9,14 +9,17 @@ from __future__ import annotations
 from slurmbridge.core import agents, cover, gangsweep, release, settle
 from slurmbridge.core.action import LookPod
 from slurmbridge.core.evidence import live_claims, others_on, use_of, written_claim
-from slurmbridge.core.settle import request_for
-from slurmbridge.core.state import Entry, Orphan, Phase, State, asked_gpus, is_running
-from slurmbridge.pool.claim import Ask
-from slurmbridge.pool.policy import Refusal, honour, resolve
+from slurmbridge.core.settle import ask_of, request_for
+from slurmbridge.core.state import (
+    UNKNOWN_PROMISES,
+    Entry,
+    Orphan,
+    Phase,
+    State,
+    asked_gpus,
+    is_running,
+)
 from slurmbridge.pool.record import GpuUse, PodRecord, SlurmJob
-
-UNKNOWN_PROMISES = 2
-"""Askers of another leader's days may still bind with an adopted claim; how many is not known."""
 
 
 def run(state: State) -> None:
@@ -171,7 +174,7 @@ def _take_over(state: State, pod: PodRecord, doubted: Entry | None, job: SlurmJo
         slurm_node=slurm_node,
         phase=Phase.QUEUED,
         since=state.now,
-        request=request_for(state, pod, slurm_node, _ask(state, pod, job)),
+        request=request_for(state, pod, slurm_node, ask_of(state, pod, job)),
         job_id=job.id,
         gpus=use or GpuUse(),
         sure_at=state.now,
@@ -195,14 +198,6 @@ def _take_over(state: State, pod: PodRecord, doubted: Entry | None, job: SlurmJo
         return
     state.put(entry)
     settle.take_job(state, entry, job)
-
-
-def _ask(state: State, pod: PodRecord, job: SlurmJob) -> Ask:
-    """What the claim was asked for; where policy would refuse it by now, as Slurm shows it."""
-    ask = resolve(pod, state.settings.policy)
-    if isinstance(ask, Refusal):
-        return honour(pod, state.settings.policy, job)
-    return ask
 
 
 def _watch_orphan(state: State, uid: str, job: SlurmJob) -> None:

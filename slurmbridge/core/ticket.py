@@ -16,8 +16,8 @@ from slurmbridge.core import release
 from slurmbridge.core.action import AllocateGroup, Evict, QueueGroup, Tell
 from slurmbridge.core.event import GroupAllocated, GroupQueued, GroupRefused, JobLooked
 from slurmbridge.core.state import State, is_live, is_running
-from slurmbridge.core.waiting import GangState, Pause, Ticket
-from slurmbridge.pool.claim import ClaimId, GroupRequest
+from slurmbridge.core.waiting import GangState, Ticket, pause_after
+from slurmbridge.pool.claim import GROUP_UID_PREFIX, ClaimId, GroupRequest
 from slurmbridge.pool.record import SlurmJob
 from slurmbridge.pool.slurmtime import iso
 
@@ -227,10 +227,7 @@ def on_refused(state: State, event: GroupRefused) -> None:
 
 def pause(state: State, gang: GangState, first: float = FIRST_PAUSE_S) -> None:
     """Not the same again at once."""
-    length = first
-    if gang.pause is not None and state.now - gang.pause.until < gang.pause.length:
-        length = min(2 * max(gang.pause.length, first), LONGEST_PAUSE_S)
-    gang.pause = Pause(state.now + length, length)
+    gang.pause = pause_after(gang.pause, state.now, first, LONGEST_PAUSE_S)
     state.waiting.gangs_due.add(gang.key)
 
 
@@ -238,7 +235,7 @@ def on_looked(state: State, event: JobLooked) -> bool:
     """A look at a place, or at the job that it has become; False: at no such thing."""
     ticket = state.waiting.tickets.get(event.uid)
     if ticket is None:
-        return event.uid.startswith("g-")
+        return event.uid.startswith(GROUP_UID_PREFIX)
     if ticket.job_id == event.job_id:
         see(state, ticket, event.job)
     return True

@@ -60,6 +60,14 @@ class Pause(NamedTuple):
     length: float
 
 
+def pause_after(last: Pause | None, now: float, first: float, longest: float) -> Pause:
+    """The next pause: `first`, or twice the last one, up to `longest`, if that is not long over."""
+    length = first
+    if last is not None and now - last.until < last.length:
+        length = min(2 * max(last.length, first), longest)
+    return Pause(now + length, length)
+
+
 @dataclass(slots=True)
 class Ticket:
     """The place of a gang in Slurm's queue: one job for all members, perhaps only asked for yet.

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
+import msgspec
 import numpy as np
 
 from slurmbridge.core import publish, shares
@@ -36,8 +37,7 @@ which node Slurm does not give, and that node is left out for a while."""
 
 def must_queue(state: State, members: list[PodRecord]) -> bool:
     """Whether a gang is to wait in Slurm's queue even if there is room for it now."""
-    defers = state.snapshot is not None and "defer" in state.snapshot.config.scheduler_parameters
-    return defers or any(p.annotations.get(keys.MODE) == "queued" for p in members)
+    return state.defers or any(p.annotations.get(keys.MODE) == "queued" for p in members)
 
 
 def request_of(state: State, gang: GangState, members: list[PodRecord]) -> GroupRequest | None:
@@ -91,12 +91,8 @@ def request_of(state: State, gang: GangState, members: list[PodRecord]) -> Group
         switches = f"1@{int(limit) // 60}:{int(limit) % 60:02d}"
     open_nodes = {state.slurm_of.get(index.names[row], "") for row in np.flatnonzero(usable)}
     closed = [name for name in state.snapshot.nodes if name not in open_nodes]
-    group = members[0].group
-    return GroupRequest(
-        id=ClaimId(_policy(state).cluster, gang.uid, "group"),
-        ref=group_ref(members[0].namespace, gang.key if group is None else group.name),
-        ask=first,
-        members=len(members),
+    return msgspec.structs.replace(
+        _request(state, gang, members, first),
         exclude=fold(closed) if closed else "",
         switches=switches,
         constraint=constraint,
@@ -119,7 +115,7 @@ def claim_of(
 
     """
     wishes = wishes_of(members)
-    first, group = plan[members[0].uid][1], members[0].group
+    first = plan[members[0].uid][1]
     if (
         not state.settings.gangs_as_one
         or gang.refusals % EACH_AFTER == EACH_AFTER - 1
@@ -133,14 +129,19 @@ def claim_of(
         now[state.slurm_of[kube_node]] += ask.gpu.count
     if len(set(now.values())) > 1:
         return None
-    request = GroupRequest(
+    request = _request(state, gang, members, first)
+    return msgspec.structs.replace(request, nodes=tuple(sorted(now))), dict(now)
+
+
+def _request(state: State, gang: GangState, members: list[PodRecord], ask: Ask) -> GroupRequest:
+    """One claim for all members; where it is to be is not said yet."""
+    group = members[0].group
+    return GroupRequest(
         id=ClaimId(_policy(state).cluster, gang.uid, "group"),
         ref=group_ref(members[0].namespace, gang.key if group is None else group.name),
-        ask=first,
+        ask=ask,
         members=len(members),
-        nodes=tuple(sorted(now)),
     )
-    return request, dict(now)
 
 
 def _policy(state: State) -> Policy:

@@ -46,6 +46,10 @@ class ClaimId(msgspec.Struct, frozen=True):
         return f"slurmbridge-{self.cluster}"
 
 
+GROUP_UID_PREFIX: Final = "g-"
+"""Begins the UID of a gang's claim, and no pod's: those are hexadecimal."""
+
+
 @lru_cache(maxsize=16_384)
 def group_uid(key: str) -> str:
     """The UID of a gang's claim: a gang has no object of its own, so it is made of its key.
@@ -54,7 +58,7 @@ def group_uid(key: str) -> str:
         key: `Group.key`: kind, namespace, name, and the UID of what made the group.
 
     """
-    return "g-" + hashlib.sha256(key.encode()).hexdigest()[:32]
+    return GROUP_UID_PREFIX + hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
 def group_ref(namespace: str, name: str) -> str:

@@ -76,10 +76,15 @@ def may_drain(node: SlurmNode) -> bool:
     return node.state.base != "DOWN" and not node.state.flags & {"DRAIN", "FAIL", *_AWAY}
 
 
+def is_drained(node: SlurmNode) -> bool:
+    """Whether somebody has drained a node: Slurm gives its GPUs to nobody."""
+    return "DRAIN" in node.state.flags
+
+
 def may_resume(node: SlurmNode, cluster: str) -> bool:
     """Whether a node is drained by us and by nobody else."""
     return (
-        "DRAIN" in node.state.flags
+        is_drained(node)
         and "FAIL" not in node.state.flags
         and not {"REBOOT_ISSUED", "REBOOT_REQUESTED"} & node.state.flags
         and bool(our_reason(node, cluster))

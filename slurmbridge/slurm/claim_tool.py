@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -101,17 +101,22 @@ class ClaimTool:
         """
         op = f"salloc on {request.slurm_node}"
         others = self._others(request.slurm_node)
+        job_id = await self._granted(lambda: self._salloc(request, comment, others, ends), op)
         try:
-            result = await self._salloc(request, comment, others, ends)
+            return await self.wait_claim(job_id, request, ends, comment)
+        except PeerUnavailable as error:
+            raise ClaimUncertain(PEER, op, str(error), job_id) from error
+
+    async def _granted(self, salloc: Callable[[], Awaitable[CommandResult]], op: str) -> int:
+        """The job id that a salloc has been granted."""
+        try:
+            result = await salloc()
         except PeerUnavailable as error:
             raise ClaimUncertain(PEER, op, str(error)) from error
         job_id = granted_id(result.stderr)
         if job_id is None:
             raise ClaimUncertain(PEER, op, f"granted, but which job? {result.stderr[-256:]}")
-        try:
-            return await self.wait_claim(job_id, request, ends, comment)
-        except PeerUnavailable as error:
-            raise ClaimUncertain(PEER, op, str(error), job_id) from error
+        return job_id
 
     async def _salloc(
         self, request: ClaimRequest, comment: str, others: str, ends: float
@@ -151,13 +156,10 @@ class ClaimTool:
 
         """
         op = f"salloc of {request.ref}"
-        try:
-            result = await self._command.run(group_now_argv(request), timeout_s=self._left(ends))
-        except PeerUnavailable as error:
-            raise ClaimUncertain(PEER, op, str(error)) from error
-        job_id = granted_id(result.stderr)
-        if job_id is None:
-            raise ClaimUncertain(PEER, op, f"granted, but which job? {result.stderr[-256:]}")
+        argv = group_now_argv(request)
+        job_id = await self._granted(
+            lambda: self._command.run(argv, timeout_s=self._left(ends)), op
+        )
         try:
             comment = write_comment(request.id, request.ref)
             job = await self._running(job_id, request.id, comment, ends)
