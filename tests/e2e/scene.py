@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from tests.support.cluster import Cluster
+    from tests.support.product import Product
 
 PODS = "/api/v1/namespaces/default/pods"
 
@@ -121,6 +122,13 @@ def delete_all(cluster: Cluster, names: Iterable[str] | None = None) -> None:
         "pods are gone",
         lambda: not gone & {p["metadata"]["name"] for p in cluster.kube.api.items(PODS)},
         30,
+    )
+
+
+def wait_seen_free(product: Product, gpus: int) -> None:
+    """What has just ended may still be in the bridge's last reading."""
+    wait_for(
+        "the pool is seen free", lambda: product.cli("status")["gpus"]["free"] == gpus, 30, 0.3
     )
 
 

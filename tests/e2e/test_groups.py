@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from slurmbridge.pool import keys
-from tests.e2e.scene import PODS, bound, claims, clear, get_pod, submit, wait_for
+from tests.e2e.scene import PODS, bound, claims, clear, get_pod, submit, wait_for, wait_seen_free
 from tests.support import group_objects as groups
 from tests.support.kube_objects import GPU, pod
 from tests.support.product import Product
@@ -82,10 +82,7 @@ def product(cluster: ClusterFactory) -> Iterator[Product]:
 
 @pytest.fixture(name="pool")
 def _pool(product: Product) -> Iterator[Cluster]:
-    # What has just ended may still be in the bridge's last reading.
-    wait_for(
-        "the pool is seen free", lambda: product.cli("status")["gpus"]["free"] == GPUS, 30, 0.3
-    )
+    wait_seen_free(product, GPUS)
     yield product.cluster
     groups.delete_all(product.cluster.kube.api, BUILT_IN)
     clear(product.cluster)

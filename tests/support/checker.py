@@ -30,7 +30,6 @@ from tests.support.slurm import SlurmError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from types import TracebackType
 
 CLAIM = "slurmbridge.dev/claim"
 GPUS = "slurmbridge.dev/gpus"
@@ -263,12 +262,7 @@ class Watch:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _run(self) -> None:

@@ -26,7 +26,6 @@ from tests.support.slurm import SlurmCluster, SlurmConfig, SlurmError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import TracebackType
 
 
 @dataclass
@@ -91,12 +90,7 @@ class Cluster:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _create_nodes(self) -> None:

@@ -30,7 +30,6 @@ from tests.support.ports import PortBlock, reserve
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from tests.support.kube import KubeCluster
 
@@ -231,12 +230,7 @@ class RealNode:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     # Parts

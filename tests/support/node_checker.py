@@ -22,8 +22,6 @@ from slurmbridge.node._gen import podresources_pb2 as pb
 from tests.support.node_pool import RESOURCE, indices
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from tests.support.node_pool import NodePool
 
 POD = re.compile(r"/pod([0-9a-f-]{36})/")
@@ -69,12 +67,7 @@ class NodeChecker:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join(20)
         for channel in self._channels.values():

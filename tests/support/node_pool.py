@@ -29,7 +29,7 @@ from tests.support.node_image import IMAGE
 from tests.support.slurm import SlurmCluster, SlurmConfig
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    pass
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "slurmbridge/node/slurm_script.py"
@@ -95,12 +95,7 @@ class NodePool:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _start(self) -> None:

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from tests.support.kube import KubeCluster
 
 PODS = "/api/v1/namespaces/default/pods"
@@ -46,12 +44,7 @@ class PodHistory:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._connection is not None
         if self._connection.sock is not None:
             self._connection.sock.shutdown(socket.SHUT_RDWR)

@@ -24,8 +24,6 @@ import yaml
 from tests.support import ports
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from tests.support.chaos.wires import Wires
     from tests.support.cluster import Cluster
 
@@ -97,12 +95,7 @@ class Product:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     # Parts

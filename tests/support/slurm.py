@@ -33,7 +33,6 @@ __all__ = ["NodeGroup", "SlurmCluster", "SlurmConfig", "SlurmError"]
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
 UNIX_PATH_MAX = 107
 CLIENT_VARIABLES = re.compile(r"^(SLURM|SLURMD|SBATCH|SALLOC|SRUN|SCANCEL|SQUEUE|SINFO|MUNGE)_")
@@ -106,12 +105,7 @@ class SlurmCluster:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     # What clients need

@@ -22,8 +22,6 @@ from typing import TYPE_CHECKING, Any, Self
 from tests.support.checker import CLAIM, HOLDING, UnreadError, indices, judge, read_pods
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from tests.support.checker import Checker, Job, Pod
 
 OURS = frozenset({"shared-index", "shared-claim", "foreign-claim", "wrong-node"})
@@ -84,12 +82,7 @@ class Judge:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end.set()
         self._thread.join()
 

@@ -21,7 +21,6 @@ from tests.support.slurm import SlurmError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from tests.support.chaos.judge import Causes
     from tests.support.cluster import Cluster
@@ -57,12 +56,7 @@ class Load:
             thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end.set()
         for thread in self._threads:
             thread.join()

@@ -20,7 +20,6 @@ from tests.support.fault_proxy import FaultProxy
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
-    from types import TracebackType
 
 CHUNK = 65536
 
@@ -122,12 +121,7 @@ class Wires:
         self.do(self.slurm.start())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.api.unmute()
         self.do(self.slurm.stop())
         self.do(self.api.__aexit__())
