@@ -140,6 +140,14 @@ def is_left(state: State, node: str, uid: str, since: int, boot_id: str = "") ->
     return None
 
 
+def is_left_on(state: State, slurm_node: str, uid: str, since: int) -> bool | None:
+    """As `is_left`, on whichever Kubernetes node a Slurm node is; None also where there is none."""
+    words = {is_left(state, name, uid, since) for name in state.hosts.get(slurm_node, ())}
+    if False in words:
+        return False
+    return True if words == {True} else None
+
+
 def are_clear(state: State, job: SlurmJob, since: int) -> bool | None:
     """Whether no pod can be left on the GPUs of a job whose pods are not known.
 
@@ -149,15 +157,14 @@ def are_clear(state: State, job: SlurmJob, since: int) -> bool | None:
         since: `State.moment` at which we had learnt that no pod of it is there.
 
     Returns:
-        True: the agents of all its nodes say so. False: one sees a pod there, or has to be waited
-        for. None: there are no agents to wait for.
+        True: the agents of all nodes that may be its say so, or these are fenced. False: one sees a
+        pod there, or has to be waited for. None: there are no agents to wait for.
 
     """
     if not are_needed(state):
         return None
-    for name in job.nodes:
-        node = state.kube_of.get(name, name)
-        seen, use = state.agents.get(node), (job.gpus or {}).get(name)
+    for slurm_node, node in ((n, host) for n in job.nodes for host in state.hosts.get(n, ())):
+        seen, use = state.agents.get(node), (job.gpus or {}).get(slurm_node)
         if _is_fenced(state, node, ""):
             continue
         is_said = seen is not None and _is_fresh(state, seen) and seen.report.is_whole

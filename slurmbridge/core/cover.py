@@ -6,6 +6,8 @@ a claim on exactly its GPUs has been made, or the pod has gone.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from slurmbridge.core import evict, release, settle
 from slurmbridge.core.action import Cover, PollNow, Tell
 from slurmbridge.core.event import BreakerAnswered, Covered, CoverRefused
@@ -40,13 +42,23 @@ def take_in_all(state: State) -> None:
     """Pods on pool nodes that the book does not know, after a reading has been compared with it."""
     for uid, pod in state.pods.items():
         _take_in(state, uid)
-        if not state.audited and pod.is_over and uid not in state.book:
+        if not state.audited:
             _take_in_over(state, pod)
     state.loose.clear()
 
 
+def take_in_on(state: State, kube_nodes: Collection[str]) -> None:
+    """Pods on nodes of which it was not known until now which Slurm nodes they are."""
+    for uid, pod in state.pods.items():
+        if pod.node in kube_nodes:
+            _take_in(state, uid)
+            _take_in_over(state, pod)
+
+
 def _take_in_over(state: State, pod: PodRecord) -> None:
     """A pod that was over when we began, without a claim: has its agent seen its last process?"""
+    if not pod.is_over or pod.uid in state.book:
+        return
     slurm_node, written = state.slurm_of.get(pod.node, ""), written_claim(pod)
     if not slurm_node or written is None or not release.may_be_left(state, pod):
         return
@@ -130,6 +142,12 @@ def _over(state: State, pod: PodRecord, written: Written) -> ClaimId | None:
     if state.by_job.get(written.job_id, owner.uid) != owner.uid:
         return None  # the id is a younger claim's
     return owner if owner.uid in (pod.uid, uid_of_group(pod)) else None
+
+
+def is_over(state: State, entry: Entry) -> bool:
+    """Whether the last reading says that the claim of an entry has ended."""
+    job = None if state.snapshot is None else state.snapshot.jobs.get(entry.job_id)
+    return job is not None and state.is_claim_of(job, entry.claim_uid) and not is_live(job)
 
 
 def begin(state: State, entry: Entry, why: str, *, at_once: bool = False) -> None:

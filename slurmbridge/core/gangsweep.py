@@ -121,7 +121,7 @@ def _orphan(state: State, uid: str, job: SlurmJob) -> None:
     wait = state.settings.orphan_s
     if job.state.base != "PENDING":
         wait += state.settings.linger_s
-        if any(release.is_silent(state, state.kube_of.get(name, "")) for name in job.nodes):
+        if any(release.is_silent_on(state, name) for name in job.nodes):
             state.waiting.adopted[uid] = Adopted(state.now, state.moment)
             return
         if agents.are_clear(state, job, found.moment) is False:

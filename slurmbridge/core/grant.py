@@ -162,9 +162,14 @@ def on_allocated(state: State, event: Allocated) -> None:
     entry = state.book.get(event.uid)
     if entry is not None and entry.job_id == claim.job_id and entry.claim is not None:
         return
-    if entry is not None and entry.is_uncovered and claim.gpus.indices == entry.gpus.indices:
-        cover.on_covered(state, Covered(event.uid, claim))  # bound before we heard of the grant
-        return
+    is_here = entry is not None and entry.slurm_node == claim.slurm_node
+    if entry is not None and is_here and claim.gpus.indices == entry.gpus.indices:
+        # Bound before we heard of the grant, with an earlier claim on the same GPUs.
+        if entry.phase is Phase.BOUND and cover.is_over(state, entry):
+            cover.begin(state, entry, "Slurm has ended its claim")
+        if entry.is_uncovered:
+            cover.on_covered(state, Covered(event.uid, claim))
+            return
     waits = entry is not None and entry.phase in (Phase.ASKING, Phase.DOUBT, Phase.QUEUED)
     if entry is None or not waits or entry.slurm_node != claim.slurm_node:
         # Nobody waits for it any more (the pod went away, has another, or asks for another node by

@@ -228,15 +228,9 @@ def _matters(node: KubeNode) -> tuple[object, ...]:
 
 
 def _on_node_gone(state: State, event: ev.NodeGone) -> None:
-    name = event.node.name
-    state.kube_nodes.pop(name, None)
-    state.annotated.pop(name, None)
-    slurm_node = state.slurm_of.pop(name, "")
-    state.several.pop(name, None)
-    state.kube_of.pop(slurm_node, None)
-    state.problems.pop(name, None)
-    if state.views.pop(name, None) is not None:
-        state.view_changed = True
+    state.kube_nodes.pop(event.node.name, None)
+    state.annotated.pop(event.node.name, None)
+    _map(state)  # another may have been kept out by it
 
 
 def _on_agent_reported(state: State, event: ev.AgentReported) -> None:
@@ -263,8 +257,12 @@ def _map(state: State) -> None:
     changed = names.slurm_of.items() ^ state.slurm_of.items()
     changed |= names.problems.items() ^ state.problems.items()
     state.slurm_of, state.problems = dict(names.slurm_of), dict(names.problems)
-    state.several = dict(names.several)
+    state.several, state.may_be = dict(names.several), dict(names.may_be)
     state.kube_of = {slurm: kube for kube, slurm in state.slurm_of.items()}
+    state.hosts = {}
+    for kube, may_be in state.may_be.items():
+        for slurm in may_be:
+            state.hosts[slurm] = (*state.hosts.get(slurm, ()), kube)
     for kube, _ in changed:
         state.touch(state.slurm_of.get(kube, ""))
         if kube not in state.slurm_of:
@@ -273,6 +271,8 @@ def _map(state: State) -> None:
                 state.views[kube] = publish.blocked_view(kube, state.problems[kube])
             else:
                 state.views.pop(kube, None)
+    if state.audited and (new := {kube for kube, _ in changed if kube in state.slurm_of}):
+        cover.take_in_on(state, new)
     shares.build(state)
 
 

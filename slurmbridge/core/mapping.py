@@ -20,12 +20,15 @@ from slurmbridge.pool.record import KubeNode
 class NameMap(msgspec.Struct, frozen=True):
     """slurm_of: Kubernetes name -> Slurm name. problems: pool nodes out of use, and why.
 
-    several: Kubernetes name -> Slurm names, where there are more than one.
+    several: Kubernetes name -> Slurm names, where there are more than one. may_be: every Kubernetes
+    name, in the pool or not -> the Slurm names that it may have. `slurm_of` says where pods may
+    go; what may still run on a Slurm node is asked of all Kubernetes nodes that may be it.
     """
 
     slurm_of: Mapping[str, str]
     problems: Mapping[str, str]
     several: Mapping[str, tuple[str, ...]] = {}
+    may_be: Mapping[str, tuple[str, ...]] = {}
 
 
 def map_names(
@@ -61,19 +64,22 @@ def map_names(
         folded[short] = "" if short in folded else name
     found: dict[str, str] = {}
     several: dict[str, tuple[str, ...]] = {}
+    may_be: dict[str, tuple[str, ...]] = {}
     for name, node in kube_nodes.items():
         selected = all(node.labels.get(k) == v for k, v in selector.items())
         has_gpu = any(node.gpus.get(r, 0) > 0 for r in resources)
         wish = pairs.get(name) or (node.labels.get(label, "") if label else "")
         if len(many := _names_in(wish)) > 1:
+            may_be[name] = many
             if selected:
                 several[name] = many
             continue
+        short = name.lower().partition(".")[0]
+        slurm = wish or (name if name in known else folded.get(short, ""))
+        may_be[name] = tuple({slurm or name, before.get(name, slurm or name)})
         if name in before and (selected or not selector) and wish not in known:
             found[name] = before[name]
             continue
-        short = name.lower().partition(".")[0]
-        slurm = wish or (name if name in known else folded.get(short, ""))
         has_gpu = has_gpu or slurm in with_gpus
         if not selected or (not selector and not has_gpu and name not in before):
             continue
@@ -92,7 +98,7 @@ def map_names(
         elif slurm not in known:
             problems[names[0]] = "unknown to Slurm"
     good = {name: slurm for name, slurm in found.items() if len(owners[slurm]) == 1}
-    return NameMap(good, problems, several)
+    return NameMap(good, problems, several, may_be)
 
 
 def _names_in(wish: str) -> tuple[str, ...]:

@@ -230,17 +230,22 @@ def is_silent(state: State, kube_node: str) -> bool:
     return node is not None and not node.ready and not node.fenced
 
 
+def is_silent_on(state: State, slurm_node: str) -> bool:
+    """Whether a Kubernetes node that may be this Slurm node cannot tell what runs on it."""
+    return any(is_silent(state, name) for name in state.hosts.get(slurm_node, ()))
+
+
 def on_node_back(state: State, kube_node: str) -> None:
     """A silent node speaks again: only now does its kubelet stop what was deleted meanwhile."""
-    slurm_node = state.slurm_of.get(kube_node, "")
-    for entry in state.by_node.get(slurm_node, {}).values():
-        if entry.phase is Phase.LINGERING:
-            entry.linger_until = max(entry.linger_until, state.now + state.settings.linger_s)
-    for job in state.jobs_on.get(slurm_node, ()):
-        owner = state.ours.get(job.id)
-        orphan = None if owner is None else state.orphans.get((job.id, owner.uid))
-        if orphan is not None and orphan.gone_at is not None:
-            orphan.gone_at = state.now
+    for slurm_node in state.may_be.get(kube_node, ()):
+        for entry in state.by_node.get(slurm_node, {}).values():
+            if entry.phase is Phase.LINGERING:
+                entry.linger_until = max(entry.linger_until, state.now + state.settings.linger_s)
+        for job in state.jobs_on.get(slurm_node, ()):
+            owner = state.ours.get(job.id)
+            orphan = None if owner is None else state.orphans.get((job.id, owner.uid))
+            if orphan is not None and orphan.gone_at is not None:
+                orphan.gone_at = state.now
 
 
 def tell_kept(state: State, kube_node: str, ref: str) -> None:

@@ -189,12 +189,15 @@ class State:
     pod's, or a gang's); sharing: UID of a gang's claim -> UIDs of the pods in the book that live in
     it. ending: claims that are to end, by job id. orphans: by job id and UID. live: claims of pods
     in the last reading that hold or wait for something and are not completing, by pod UID;
-    live_groups: those of gangs, by their UIDs. ours: all of them, by job id. several: Kubernetes
-    nodes that are several Slurm nodes. loose: pods that may have to be in the book and are not.
-    robbed: UIDs of claims whose job id turned out to be a younger claim's. evictions: when, and for
-    the loss of which claim (its UID). moment: number of the event that is being handled, > 0.
-    agents: by Kubernetes node name. labels_changed: how often labels of nodes did.
-    domains: where each node stands, by Kubernetes name, closest first, as `placed_by` has it.
+    live_groups: those of gangs, by their UIDs. ours: all of them, by job id. slurm_of, kube_of:
+    nodes of the pool by their names on the other side; several: Kubernetes nodes that are several
+    Slurm nodes. may_be: the Slurm names that each Kubernetes node may have, in the pool or not;
+    hosts: the Kubernetes nodes that each Slurm node may be, none where they are deleted. loose:
+    pods that may have to be in the book and are not. robbed: UIDs of claims whose job id turned out
+    to be a younger claim's. evictions: when, and for the loss of which claim (its UID). moment:
+    number of the event that is being handled, > 0. agents: by Kubernetes node name. labels_changed:
+    how often labels of nodes did. domains: where each node stands, by Kubernetes name, closest
+    first, as `placed_by` has it.
     """
 
     settings: Settings
@@ -228,6 +231,8 @@ class State:
     kube_of: dict[str, str] = field(default_factory=dict)
     slurm_of: dict[str, str] = field(default_factory=dict)
     several: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    may_be: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    hosts: dict[str, tuple[str, ...]] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
     starts: dict[str, float] = field(default_factory=dict)
     alone: dict[str, float] = field(default_factory=dict)

@@ -103,6 +103,8 @@ def _adopt(state: State, pod: PodRecord, doubted: Entry | None, jobs: list[Slurm
             _wait_for_gpus(state, pod, doubted, jobs)
         return  # not read in full yet: the next reading tells
     job: SlurmJob | None
+    if not any(_kube_node(state, j) for j in jobs) and _may_be_on(state, pod.node, jobs):
+        return  # it uses one of them, or may be bound with it: nobody says yet which node that is
     if pod.node:
         job = _bound_with(pod, state.slurm_of.get(pod.node, ""), jobs)
     else:
@@ -145,6 +147,17 @@ def _wait_for_gpus(
 
 def _kube_node(state: State, job: SlurmJob) -> str:
     return state.kube_of.get(job.nodes[0], "") if job.nodes else ""
+
+
+def _may_be_on(state: State, kube_node: str, jobs: list[SlurmJob]) -> bool:
+    """Whether a Kubernetes node may be one of those of some jobs; one that is deleted may be any.
+
+    kube_node "": whether there is any at all for them.
+    """
+    if kube_node and kube_node not in state.kube_nodes:
+        return True
+    hosts = [name for job in jobs for node in job.nodes for name in state.hosts.get(node, ())]
+    return kube_node in hosts or (not kube_node and bool(hosts))
 
 
 def _bound_with(pod: PodRecord, slurm_node: str, jobs: list[SlurmJob]) -> SlurmJob | None:
@@ -216,24 +229,27 @@ def _watch_orphan(state: State, uid: str, job: SlurmJob) -> None:
             namespace, _, name = job.comment.partition(" ref=")[2].partition("/")
             state.out.append(LookPod(uid, namespace, name))
         return
-    kube_node = _kube_node(state, job)
-    at = kube_node or (job.nodes[0] if job.nodes else "")
-    is_known = at in state.kube_nodes
-    is_left = agents.is_left(state, at, uid, orphan.left_at) if is_known else None
+    slurm_node = job.nodes[0] if job.nodes else ""
+    is_left = agents.is_left_on(state, slurm_node, uid, orphan.left_at)
     # What waits in the queue has never run a pod; what is suspended may have.
     if is_left or job.state.base == "PENDING" or (is_left is None and not is_running(job)):
         release.end_job(state, uid, job, "there is no pod for it")
     elif is_left is False:
         if state.now - orphan.gone_at > state.settings.linger_s and not orphan.told_kept:
             orphan.told_kept = True
-            release.tell_kept(state, at, job.comment.partition(" ref=")[2])
-    elif release.is_silent(state, kube_node):
+            _tell_kept(state, slurm_node, job)
+    elif release.is_silent_on(state, slurm_node):
         orphan.gone_at = state.now
         if not orphan.told_kept:
             orphan.told_kept = True
-            release.tell_kept(state, kube_node, job.comment.partition(" ref=")[2])
+            _tell_kept(state, slurm_node, job)
     elif state.now - orphan.gone_at >= state.settings.linger_s:
         release.end_job(state, uid, job, "there is no pod for it")
+
+
+def _tell_kept(state: State, slurm_node: str, job: SlurmJob) -> None:
+    for kube_node in state.hosts.get(slurm_node, ()):
+        release.tell_kept(state, kube_node, job.comment.partition(" ref=")[2])
 
 
 def on_no_pod(state: State, uid: str) -> None:

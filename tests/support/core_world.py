@@ -408,6 +408,7 @@ class World:
     slurm: SlurmModel = field(default_factory=lambda: SlurmModel(T0))
     pods: dict[str, ModelPod] = field(default_factory=dict)
     not_ready: set[str] = field(default_factory=set)
+    twin: str = ""
     watch: deque[ev.Event] = field(default_factory=deque)
     actions: list[act.Action] = field(default_factory=list)
     answers: list[ev.Event] = field(default_factory=list)
@@ -491,7 +492,7 @@ class World:
                 self._handle(self.watch.popleft())
 
     def relist(self, pick: int, how: int) -> None:
-        self.watch = deque(e for e in self.watch if isinstance(e, ev.NodeChanged))
+        self.watch = deque(e for e in self.watch if isinstance(e, (ev.NodeChanged, ev.NodeGone)))
         self._handle(ev.PodsListed(self._listing()))
 
     def ask(self, pick: int, how: int) -> None:
@@ -642,6 +643,15 @@ class World:
                     pod.runs_until = float("inf")
         self.watch.append(ev.NodeChanged(self._kube_node(node)))
 
+    def node_twin(self, pick: int, how: int) -> None:
+        """A second Kubernetes node comes that is one of Slurm's nodes, by its name; or it goes."""
+        if self.twin:
+            gone, self.twin = self._kube_node(self.twin), ""
+            self.watch.append(ev.NodeGone(gone))
+        elif how % 2:
+            self.twin = f"{NODES[pick % 2]}.twin"
+            self.watch.append(ev.NodeChanged(self._kube_node(self.twin)))
+
     def kill_machine(self, pick: int, how: int) -> None:
         """The bridge is lost; what it had under way is done by nobody, or unseen."""
         zombies, self.actions = self.actions, []
@@ -744,7 +754,8 @@ class World:
         if self.agents is not None:
             self.agents.forget()
         self.watch.clear()
-        self._handle(ev.NodesListed(tuple(self._kube_node(n) for n in NODES)))
+        names = (*NODES, self.twin) if self.twin else NODES
+        self._handle(ev.NodesListed(tuple(self._kube_node(n) for n in names)))
         self._handle(ev.PodsListed(self._listing()))
 
     def _listing(self) -> tuple[PodRecord, ...]:
@@ -1110,6 +1121,8 @@ class World:
         for name in NODES:
             ledger, view = state.ledgers[name], state.views[name]
             free = set(ledger.in_state(GpuState.FREE))
+            if name not in state.kube_of:
+                free = set()  # two Kubernetes nodes may be it: its view offers nothing
             for uid, known in state.pods.items():
                 pod = self.pods[uid]
                 if known.node == name and not known.is_over and pod.runs(self.now):
@@ -1130,6 +1143,8 @@ class World:
         """No more bad luck: everything is answered, read and carried out for a while."""
         self.story.append(f"{self.now - T0:.1f} settle")
         self.slurm.down.clear()
+        if self.twin:
+            self.node_twin(0, 0)
         for node in sorted(self.not_ready):
             self.node_silent(NODES.index(node), 0)
         for job in self.slurm.jobs.values():
@@ -1271,6 +1286,7 @@ WEIGHTS: dict[str, int] = {
     "delete": 2,
     "force_delete": 2,
     "node_silent": 2,
+    "node_twin": 1,
     "kill_machine": 1,
     "breaker": 1,
     "step_clock": 1,

@@ -11,7 +11,9 @@ from slurmbridge.pool.noderecord import NodeFinding, NodePod, NodeReport
 from slurmbridge.pool.policy import Granularity
 from tests.support.builders import (
     Story,
+    make_claim_job,
     make_kube_node,
+    make_node,
     make_pod,
     make_policy,
     make_settings,
@@ -321,3 +323,129 @@ def test_people_are_told_what_the_agents_say(story, pod):
     assert explain.who(story.machine.state, "n2")["blocked"] == "no agent has reported"
     story.gone(pod.on("n1", 10, "0-1"))
     assert explain.who(story.machine.state, "n1")["gpus"][0]["state"] == "claim"
+
+
+# Which Kubernetes node is meant is not always known: then none of them is taken for a deleted one.
+
+
+class TwoNodes:
+    """n1 is a node of the pool with a claim; then comes a second Kubernetes node that is n1."""
+
+    def __init__(self, story):
+        self.story = story
+        self.twin = make_kube_node("n1.other")
+
+    def come(self):
+        return self.story.handle(ev.NodeChanged(plain(self.twin)))
+
+    def go(self):
+        return self.story.handle(ev.NodeGone(plain(self.twin)))
+
+
+def test_a_claim_without_a_pod_is_kept_while_two_nodes_may_have_it(story, pod):
+    twins = TwoNodes(story)
+    story.kube_nodes["n1.other"] = twins.twin
+    story.again().forget()
+    story.pass_time(10)
+    story.handle(ev.PodLooked(plain(pod).uid, None))
+    story.hear("n1")
+    assert none(story.pass_time(300), act.End), "the other one has not said that nothing is left"
+    kept = [t for t in story.of(act.Tell) if t.reason == "ClaimKept"]
+    assert {t.name for t in kept} == {"n1", "n1.other"}
+    twins.go()
+    story.hear("n1")
+    assert only(story.pass_time(1), act.End).job_id == 10
+
+
+def test_where_no_agent_tells_a_claim_without_a_pod_waits_for_every_node_that_may_have_it(pod):
+    story = Story("n1").start(pod)
+    story.run(pod, 10, "n1", "0-1")
+    story.kube_nodes["n1.other"] = make_kube_node("n1.other").not_ready()
+    story.again().forget()
+    story.pass_time(10)
+    story.handle(ev.PodLooked(plain(pod).uid, None))
+    assert none(story.pass_time(300), act.End)
+    story.handle(ev.NodeChanged(plain(make_kube_node("n1.other"))))
+    assert none(story.pass_time(20), act.End), "its kubelet has just begun to stop what is left"
+    assert {end.job_id for end in story.pass_time(20) if isinstance(end, act.End)} == {10}
+
+
+def test_the_claim_of_a_pod_on_one_of_two_nodes_outlives_a_restart(story, pod):
+    twins = TwoNodes(story)
+    bound = pod.on("n1", 10, "0-1")
+    story.kube_nodes["n1.other"] = twins.twin
+    story.again(bound).forget()
+    assert none(story.pass_time(300), act.End)
+    assert story.blocked("n1") or story.machine.view().nodes["n1"].blocked
+    twins.go()
+    story.pass_time(2)
+    assert story.phase(pod) == "bound"
+    assert story.free("n1") == 6
+    assert none(story.actions, act.End, act.Evict)
+
+
+def test_a_claim_of_a_pod_that_is_elsewhere_is_still_ended_after_a_restart(story, pod):
+    story.kube_nodes["cpu"] = make_kube_node("cpu").gpus(0)
+    assert only(story.forget().again(pod.on("cpu")).actions, act.End).job_id == 10
+
+
+def test_a_node_of_which_slurm_knows_several_is_no_deleted_one(pod):
+    how = {"names": (("big", "big[1-2]"),)}
+    story = AgentStory("big", **how)
+    story.nodes = {name: make_node(name) for name in ("big1", "big2")}
+    story.slurm(make_claim_job(10, pod, "big1", "0-1")).start().forget()
+    story.pass_time(10)
+    story.handle(ev.PodLooked(plain(pod).uid, None))
+    assert none(story.pass_time(300), act.End)
+    story.hear("big", slurm_node="big1")
+    assert only(story.pass_time(1), act.End).job_id == 10
+
+
+def test_a_gangs_claim_is_not_clear_while_two_nodes_may_have_it(story):
+    job = make_claim_job(11, make_pod("b"), "n2", "0-1").obj
+    story.hear("n2")
+    state = story.machine.state
+    assert agents.are_clear(state, job, since=1)
+    other = make_kube_node("n2.other")
+    story.handle(ev.NodeChanged(plain(other)))
+    assert not agents.are_clear(state, job, since=1)
+    story.hear("n2.other", slurm_node="n2")
+    assert agents.are_clear(state, job, since=1)
+    story.handle(ev.NodeGone(plain(other)))
+    story.handle(ev.NodeGone(plain(story.kube_nodes["n2"])))
+    assert agents.are_clear(state, job, since=1), "both are deleted"
+
+
+def test_a_pod_without_a_claim_is_charged_as_soon_as_its_node_is_known_for_certain(pod):
+    story = Story("n1")
+    story.kube_nodes["n1.other"] = make_kube_node("n1.other")
+    story.start(pod.on("n1")).forget()
+    assert story.machine.view().nodes["n1"].blocked
+    story.handle(ev.NodeGone(plain(story.kube_nodes.pop("n1.other"))))
+    assert story.free("n1") == 0, "nothing is free beside a pod of which Slurm knows nothing"
+
+
+def test_a_claim_that_a_pod_may_still_be_bound_with_outlives_a_restart_beside_a_second_node(pod):
+    story = Story("n1").start(pod)
+    story.ask(pod, "n1")
+    story.grant(pod, 10, "n1", "0-1")
+    story.kube_nodes["n1.other"] = make_kube_node("n1.other")
+    story.forget().again(pod)
+    story.pass_time(3)
+    story.bind(pod, 10, "n1", "0-1")
+    story.handle(ev.NodeGone(plain(story.kube_nodes.pop("n1.other"))))
+    story.pass_time(2)
+    assert none(story.actions, act.End)
+    assert story.phase(pod) == "bound"
+
+
+def test_what_is_left_of_a_pod_that_is_over_is_charged_once_its_node_is_known(story, pod):
+    over = pod.on("n1", 10, "0-1").over()
+    story.slurm(without=(10,))
+    story.kube_nodes["n1.other"] = make_kube_node("n1.other")
+    story.again(over)
+    story.handle(ev.NodeGone(plain(story.kube_nodes.pop("n1.other"))))
+    assert story.phase(pod) == "lingering"
+    assert story.free("n1") == 0
+    story.hear("n1")
+    assert story.free("n1") == 8

@@ -353,3 +353,19 @@ def test_what_was_confirmed_goes_and_the_next_mass_loss_is_another_one():
     story.pass_time(20)
     assert story.of(act.Evict) == []
     assert story.machine.state.breaker_since is not None
+
+
+def test_a_new_claim_on_the_gpus_of_a_pod_bound_with_an_ended_one_is_its_claim():
+    """It was promised its claim, which Slurm ended; another was being made as it was bound."""
+    pod = make_pod("a").gpus(2)
+    story = Story("n1").start(pod)
+    story.ask(pod, "n1")
+    story.slurm(make_claim_job(9, pod, "n1", "0-1").state("CANCELLED"))
+    story.poll()
+    story.bind(pod, 9, "n1", "0-1")
+    assert story.phase(pod) == "bound"
+    story.grant(pod, 10, "n1", "0-1")
+    story.now += 1
+    story.pass_time(5)
+    assert none(story.actions, act.End, act.Evict)
+    assert (story.phase(pod), story.entry(pod).job_id) == ("bound", 10)
