@@ -34,8 +34,8 @@ def run(state: State) -> None:
         and pod.deleting_since is None
         and pod.uid not in state.waiting.lifted
     ]
-    if not waiting or state.is_stale:
-        return
+    if state.is_stale or all(_rests(state, pod.uid) for pod in waiting):
+        return  # laying pods in costs a walk over all nodes
     publish.refresh(state)
     room = _Room(state)
     woken = 0
@@ -44,8 +44,7 @@ def run(state: State) -> None:
             return
         last = state.woken.get(pod.uid)
         is_under_way = last is not None and state.now - last.at < FIRST_PAUSE_S
-        has_pause = last is not None and state.now - last.at < last.pause
-        if pod.uid in state.book or (has_pause and not is_under_way):
+        if pod.uid in state.book or (_rests(state, pod.uid) and not is_under_way):
             continue
         ask = resolve(pod, state.settings.policy)
         # One that was woken a moment ago is on its way to the room it was woken for.
@@ -55,6 +54,12 @@ def run(state: State) -> None:
         state.woken[pod.uid] = Woken(state.now, pause)
         state.out.append(_wake(state, pod))
         woken += 1
+
+
+def _rests(state: State, uid: str) -> bool:
+    """Whether a pod has a claim, or was woken not long ago."""
+    last = state.woken.get(uid)
+    return uid in state.book or (last is not None and state.now - last.at < last.pause)
 
 
 def one(state: State, uid: str) -> None:

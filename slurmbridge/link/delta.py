@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import compress
+from operator import is_not
 from typing import Final, TypeVar
 
 from slurmbridge.pool.errors import InvariantError
@@ -55,6 +57,9 @@ def difference(old: View, new: View) -> ViewDelta | None:
 def _changed(old: Mapping[str, _V], new: Mapping[str, _V]) -> dict[str, _V | None]:
     if old is new:
         return {}
+    if list(old) == list(new):  # as for nodes nearly always: no look-up of each
+        others = compress(new, map(is_not, old.values(), new.values()))
+        return {key: new[key] for key in others if old[key] != new[key]}
     changed: dict[str, _V | None] = {
         key: value
         for key, value in new.items()

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping
-from itertools import repeat
+from itertools import compress, count, repeat
+from operator import is_not
 from typing import Final, NamedTuple
 
 import msgspec
@@ -142,14 +143,14 @@ def compile_view(view: View, before: ViewIndex | None = None) -> ViewIndex:
         return before
     changed: list[tuple[int, NodeView]] = []
     if view.nodes is not before.view.nodes:
-        if len(view.nodes) != len(before.names):
+        if tuple(view.nodes) != before.names:
             return _compile(view)
-        old = before.view.nodes.values()
-        for row, (was, (name, node)) in enumerate(zip(old, view.nodes.items(), strict=True)):
-            if was is not node:
-                if name != before.names[row] or node.domains != was.domains:
-                    return _compile(view)
-                changed.append((row, node))
+        others = map(is_not, before.view.nodes.values(), view.nodes.values())
+        for row in compress(count(), others):
+            name = before.names[row]
+            if view.nodes[name].domains != before.view.nodes[name].domains:
+                return _compile(view)
+            changed.append((row, view.nodes[name]))
     if any(g.type not in before.type_row for _, node in changed for g in node.total + node.free):
         return _compile(view)
     return _update(before, view, changed)

@@ -43,9 +43,11 @@ def read_batch(text: str, questions: Sequence[str], mark: str) -> list[str]:
         ParseError: an answer is missing: scontrol ended before the script did.
 
     """
-    parts = re.split(
-        rf"(?:scontrol: *show hostlist {mark} *\n)?^{mark}\n", text, flags=re.MULTILINE
-    )
+    if f"show hostlist {mark}" in text:
+        repeated = rf"(?:scontrol: *show hostlist {mark} *\n)?^{mark}\n"
+        parts = re.split(repeated, text, flags=re.MULTILINE)
+    else:
+        parts = text.split(f"{mark}\n")  # 5,000 nodes: 1 ms instead of 100
     if len(parts) != len(questions) + 2 or parts[0].strip():
         raise ParseError(text[-256:], f"{len(parts) - 2} answers to {len(questions)} questions")
     answers = []

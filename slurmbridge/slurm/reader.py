@@ -27,6 +27,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC
 from itertools import islice
 from typing import Final, TypeVar
 
@@ -94,6 +95,7 @@ class SlurmReader:
         self._pick = pick
         self._one = asyncio.Lock()
         self._jobs: dict[Row, SlurmJob] = {}
+        self._nodes: dict[str, SlurmNode] = {}
         self._known: dict[int, _Known] = {}
         self._boot_time: float | None = None
 
@@ -112,7 +114,7 @@ class SlurmReader:
             partitions_text, reservations_text, nodes_text = await round_.ask(
                 "show partition", "show reservation", "show node"
             )
-            nodes = await _read("nodes", read_nodes, nodes_text)
+            nodes = await _read("nodes", read_nodes, nodes_text, UTC, self._nodes)
             rows = await round_.queue()
             listed = await _read("jobs", self._decode, rows)
             jobs, config = await self._with_gpus(round_, listed, nodes)
