@@ -119,8 +119,13 @@ class PodList(msgspec.Struct):
     items: list[RawPod]
 
 
-async def bindings(cluster: Cluster, prefix: str, count: int, begin: Any, limit_s: float) -> list:
-    """Times at which the pods of a phase were bound, after `begin` has been called."""
+async def bindings(
+    cluster: Cluster, prefix: str, count: int, begin: Any, on_first: Any, limit_s: float
+) -> list:
+    """Times at which the pods of a phase were bound, after `begin` has been called.
+
+    on_first: called at the first Binding, so that nothing that is done once counts as a pod's.
+    """
     decoder = msgspec.json.Decoder(Event)
     seen: dict[str, float] = {}
     end = time.monotonic() + limit_s
@@ -128,6 +133,8 @@ async def bindings(cluster: Cluster, prefix: str, count: int, begin: Any, limit_
 
     def take(body: RawPod) -> None:
         if body.spec.node_name and body.metadata.name.startswith(prefix):
+            if not seen:
+                on_first()
             seen.setdefault(body.metadata.name, time.monotonic())
 
     async with cluster.kube.session() as session, asyncio.timeout(limit_s):
@@ -151,8 +158,11 @@ async def bindings(cluster: Cluster, prefix: str, count: int, begin: Any, limit_
 
 
 def measure(cluster: Cluster, prefix: str, count: int, begin: Any) -> float:
-    before, was = cpu_of_all(), requests_of(cluster)
-    times = asyncio.run(bindings(cluster, prefix, count, begin, 300))
+    before: dict[str, float] = {}
+    was = requests_of(cluster)
+    times = asyncio.run(
+        bindings(cluster, prefix, count, begin, lambda: before.update(cpu_of_all()), 300)
+    )
     seconds = times[-1] - times[0]
     rate = (len(times) - 1) / seconds
     asked = {k: v - was.get(k, 0) for k, v in requests_of(cluster).items() if v > was.get(k, 0)}
@@ -175,16 +185,23 @@ def requests_of(cluster: Cluster) -> dict[str, float]:
 
 
 def cpu_of_all() -> dict[str, float]:
-    """CPU seconds by kind of process, ended children of each included."""
+    """CPU seconds of this process and those below it by kind, ended children of each included."""
     tick = os.sysconf("SC_CLK_TCK")
-    found: dict[str, float] = {}
+    seen: dict[int, tuple[list[str], str]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             text = path.read_text()
             line = (path.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
             continue
-        fields = text.rpartition(")")[2].split()
+        seen[int(path.parent.name)] = text.rpartition(")")[2].split(), line
+    found: dict[str, float] = {}
+    for pid, (fields, line) in seen.items():
+        above = pid
+        while above in seen and above != os.getpid():
+            above = int(seen[above][0][1])
+        if above != os.getpid():
+            continue  # another cluster on this machine
         words = ("kube-scheduler", "kube-apiserver", " etcd", "slurmctld", "munged",
                  "null_extender", "slurmbridge run", "extender run", "bench/planned")  # fmt: skip
         for word in words:
