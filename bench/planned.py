@@ -3,9 +3,11 @@
 One run, one machine, one cluster: real etcd, API server, kube-scheduler and slurmctld; no kubelets.
 The pods of a phase are made before it begins; its rate is taken from the first to the last Binding.
 
-    stock      kube-scheduler alone
-    null       with an extender that answers all names (bench/null_extender.py)
-    reactive   our extender and bridge: a real Slurm claim for each pod, made in bind
+    stock      kube-scheduler alone, as it comes: it looks at a tenth of 5,000 nodes for each pod
+    allnodes   alone, looking at all nodes, as our manifests have it (percentageOfNodesToScore)
+    null       all nodes, with an extender that answers all names (bench/null_extender.py)
+    reactive   all nodes, our extender and bridge: a real Slurm claim for each pod, made in bind
+    sampled    the same, looking at a tenth of the nodes
     planned    gated pods: a real claim for each, nomination, gate off, bind
     waiters    planned, with as many gated pods more that fit nowhere
 
@@ -46,6 +48,7 @@ from tests.support.product import Product  # noqa: E402
 from tests.support.slurm import SlurmCluster, SlurmConfig  # noqa: E402
 
 BATCH = 250
+ALL_NODES = {"profiles": [{"schedulerName": "default-scheduler", "percentageOfNodesToScore": 100}]}
 PODS = "/api/v1/namespaces/default/pods"
 
 
@@ -161,7 +164,7 @@ def measure(cluster: Cluster, prefix: str, count: int, begin: Any) -> float:
     before: dict[str, float] = {}
     was = requests_of(cluster)
     times = asyncio.run(
-        bindings(cluster, prefix, count, begin, lambda: before.update(cpu_of_all()), 300)
+        bindings(cluster, prefix, count, begin, lambda: before.update(cpu_of_all()), 600)
     )
     seconds = times[-1] - times[0]
     rate = (len(times) - 1) / seconds
@@ -227,9 +230,12 @@ def all_are_told(cluster: Cluster, prefix: str) -> bool:
 
 
 def all_nodes_are_told(cluster: Cluster) -> bool:
-    """Whether every node has its annotation: once for a new pool, and not while we measure."""
-    nodes = cluster.kube.api.items("/api/v1/nodes")
-    return all(keys.POOL in node["metadata"].get("annotations", {}) for node in nodes)
+    """Whether every node says what we write on it: once for a new pool, not while we measure."""
+    return all(
+        keys.POOL in node["metadata"].get("annotations", {})
+        and any(c["type"] == keys.SLURM_READY for c in node["status"].get("conditions", ()))
+        for node in cluster.kube.api.items("/api/v1/nodes")
+    )
 
 
 def delete(cluster: Cluster) -> None:
@@ -246,9 +252,18 @@ def run(nodes: int, pods: int) -> dict[str, Any]:
     with cluster:
         print(f"{nodes} nodes are up", flush=True)
         kube = cluster.kube
-        make(cluster, "stock", pods)
-        stock = measure(cluster, "stock", pods, lambda: kube.start_scheduler(name="s1"))
-        kube.kill9_scheduler("s1")
+
+        def phase(prefix: str, profile: dict[str, Any], *extenders: dict[str, Any]) -> float:
+            """The rate of one scheduler; its pods were there before it."""
+            make(cluster, prefix, pods)
+            begin = lambda: kube.start_scheduler(profile, extenders=extenders)  # noqa: E731
+            rate = measure(cluster, prefix, pods, begin)
+            kube.kill9_scheduler()
+            return rate
+
+        stock = phase("stock", {})
+        delete(cluster)
+        all_nodes = phase("allnodes", ALL_NODES)
         delete(cluster)
         with subprocess.Popen(
             [sys.executable, str(ROOT / "bench/null_extender.py"), "0"], stdout=subprocess.PIPE
@@ -263,18 +278,19 @@ def run(nodes: int, pods: int) -> dict[str, Any]:
                 "nodeCacheCapable": True,
                 "httpTimeout": "30s",
             }
-            make(cluster, "null", pods)
-            begin = lambda: kube.start_scheduler(name="s2", extenders=[extender])  # noqa: E731
-            null_rate = measure(cluster, "null", pods, begin)
-            kube.kill9_scheduler("s2")
+            null_rate = phase("null", ALL_NODES, extender)
             null.kill()
         delete(cluster)
         with Product(cluster, start_scheduler=False) as product:
             while not all_nodes_are_told(cluster):
                 time.sleep(2)
-            make(cluster, "reactive", pods)
-            begin = lambda: kube.start_scheduler(product.scheduler_config(), name="s3")  # noqa: E731
-            reactive = measure(cluster, "reactive", pods, begin)
+            ours = product.scheduler_config()
+            assert ours["profiles"] == ALL_NODES["profiles"]
+            reactive = phase("reactive", ours)
+            sampled = phase(
+                "sampled", ours | {"profiles": [{"schedulerName": "default-scheduler"}]}
+            )
+            kube.start_scheduler(ours)
             product.kill9_bridge()
             make(cluster, "planned", pods, gates=[keys.GATE])
             planned = measure(cluster, "planned", pods, product.start_bridge)
@@ -293,12 +309,16 @@ def run(nodes: int, pods: int) -> dict[str, Any]:
         "pods": pods,
         "cores": os.cpu_count(),
         "stock_pods_per_s": round(stock, 1),
+        "stock_all_nodes_pods_per_s": round(all_nodes, 1),
         "null_pods_per_s": round(null_rate, 1),
         "reactive_pods_per_s": round(reactive, 1),
+        "reactive_sampled_pods_per_s": round(sampled, 1),
         "planned_pods_per_s": round(planned, 1),
         "planned_with_waiters_pods_per_s": round(waiters, 1),
         "ratio_reactive": round(reactive / stock, 2),
         "ratio_planned": round(planned / stock, 2),
+        "ratio_reactive_all_nodes": round(reactive / all_nodes, 2),
+        "ratio_planned_all_nodes": round(planned / all_nodes, 2),
         "ratio_with_waiters": round(waiters / planned, 2),
         "violations": len(sample.violations),
         "claims": sample.claims_running,

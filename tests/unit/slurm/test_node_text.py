@@ -49,6 +49,21 @@ def test_the_form_with_many_lines_and_odd_indents_is_read():
     assert read["gpu001"] == node()
 
 
+def test_a_node_that_says_the_same_as_in_the_last_listing_is_the_same_record():
+    other, busy = NODE.replace("gpu001", "gpu002"), NODE.replace("CPUAlloc=4", "CPUAlloc=5")
+    known = {}
+    first = read_nodes(NODE + other, known=known)
+    second = read_nodes(busy + other, known=known)
+    assert second["gpu002"] is first["gpu002"]
+    assert (first["gpu001"].cpus_used, second["gpu001"].cpus_used) == (4, 5)
+    assert second == read_nodes(busy + other)
+    with pytest.raises(ParseError):
+        read_nodes(busy + busy, known=known)
+    assert len(known) == 2, "texts of nodes that are gone are kept, or of a listing that is refused"
+    assert read_nodes(other, known=known) == {"gpu002": first["gpu002"]}
+    assert len(known) == 1
+
+
 UNKNOWN = {
     "no GresUsed (no -d)": {"GresUsed": ""},
     "GresUsed says nothing of GPUs": {"GresUsed": "GresUsed=lscratch:0"},
