@@ -8,6 +8,7 @@ Silence says nothing: without a word a claim is kept until the node is fenced.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from slurmbridge.pool.policy import Granularity
 
 if TYPE_CHECKING:
     from slurmbridge.core.state import State
-    from slurmbridge.pool.record import KubeNode, SlurmJob
+    from slurmbridge.pool.record import GpuUse, KubeNode
 
 STATES = ("ready", "closed", "silent", "absent")
 _KINDS = {GpuState.FREE: "free", GpuState.NATIVE: "native", GpuState.CLAIM: "claim"}
@@ -148,13 +149,16 @@ def is_left_on(state: State, slurm_node: str, uid: str, since: int) -> bool | No
     return True if words == {True} else None
 
 
-def are_clear(state: State, job: SlurmJob, since: int) -> bool | None:
-    """Whether no pod can be left on the GPUs of a job whose pods are not known.
+def are_clear(
+    state: State, gpus: Mapping[str, GpuUse | None], since: int, but: Collection[str] = ()
+) -> bool | None:
+    """Whether no pod but those that we know of can be left on some GPUs of a claim.
 
     Args:
         state: the state.
-        job: a claim, running.
-        since: `State.moment` at which we had learnt that no pod of it is there.
+        gpus: the GPUs, by Slurm node.
+        since: `State.moment` at which we had learnt that no other pod of it is there.
+        but: UIDs of pods that have GPUs of the claim besides these.
 
     Returns:
         True: the agents of all nodes that may be its say so, or these are fenced. False: one sees a
@@ -163,15 +167,18 @@ def are_clear(state: State, job: SlurmJob, since: int) -> bool | None:
     """
     if not are_needed(state):
         return None
-    for slurm_node, node in ((n, host) for n in job.nodes for host in state.hosts.get(n, ())):
-        seen, use = state.agents.get(node), (job.gpus or {}).get(slurm_node)
+    hosts = state.hosts
+    for use, node in ((use, host) for n, use in gpus.items() for host in hosts.get(n, ())):
+        seen = state.agents.get(node)
         if _is_fenced(state, node, ""):
             continue
         is_said = seen is not None and _is_fresh(state, seen) and seen.report.is_whole
         if seen is None or not is_said or seen.after < since or use is None:
             return False
-        if any(not p.gpus or set(p.gpus) & set(use.indices or p.gpus) for p in seen.report.pods):
-            return False
+        for pod in seen.report.pods:
+            is_known = pod.uid in but and (not pod.gpus or use.indices is None)
+            if not is_known and (not pod.gpus or set(pod.gpus) & set(use.indices or pod.gpus)):
+                return False
     return True
 
 

@@ -14,7 +14,18 @@ from __future__ import annotations
 
 from collections import Counter
 
-from slurmbridge.core import layout, lift, publish, release, room, shares, split, ticket, wish
+from slurmbridge.core import (
+    adopted,
+    layout,
+    lift,
+    publish,
+    release,
+    room,
+    shares,
+    split,
+    ticket,
+    wish,
+)
 from slurmbridge.core.action import Allocate, AnnotatePod, LookGroup, Tell
 from slurmbridge.core.event import GroupLooked, TopologyRead
 from slurmbridge.core.settle import request_for
@@ -40,7 +51,8 @@ def join(state: State, pod: PodRecord) -> None:
     key = pod.group.key
     gang = state.waiting.gangs.get(key)
     if gang is None:
-        gang = state.waiting.gangs[key] = GangState(key, since=state.now, uid=group_uid(key))
+        gang = GangState(key, since=state.now, uid=group_uid(key))
+        state.waiting.add_gang(gang)
     begun = any((p := state.pods.get(uid)) is not None and p.node for uid in gang.members)
     if pod.group.size_from is not None and begun and pod.uid not in gang.members:
         # A member that is replaced, or one of a second group whose object has the same name.
@@ -200,7 +212,7 @@ def _has_turn(state: State, gang: GangState, missing: list[PodRecord], *, begun:
     if not begun and ticket.is_anothers(state, gang):
         return True
     place = ticket.complete(state, gang)
-    job = ticket.claim_of_gang(state, gang, begun=begun)
+    job = ticket.claim_of_gang(state, gang)
     if job is None and begun:
         ticket.give_up(state, gang.uid, "its gang has begun")
         return True
@@ -208,19 +220,31 @@ def _has_turn(state: State, gang: GangState, missing: list[PodRecord], *, begun:
         if place is not None:
             _wait(state, gang, ticket.text(place))
         return place is None
+    if not begun and (closed := adopted.unclear(state, job)):
+        _wait_for_word(state, gang, job, closed)
+        return False
     publish.refresh(state)
     if not begun and (over := shares.too_many(state, _gpus_of(job), gang.uid)):
         ticket.refuse(state, gang, job, f"{Reason.CEILING}: {over}")
         return False
-    left = split.lay(state, gang.uid, job, missing, {} if place is None else place.seats)
+    left, closed = split.lay(state, gang.uid, job, missing, {} if place is None else place.seats)
     if left and not begun:
         for pod in missing:
             if (entry := state.book.get(pod.uid)) is not None:
                 state.drop(entry)
         ticket.refuse(state, gang, job, f"{left[0].name} cannot use what Slurm has given")
         return False
+    if left and closed and adopted.is_young(state, job):
+        mates = (mate for uid in gang.members if (mate := state.pods.get(uid)) is not None)
+        _let_go(state, gang, [e for mate in mates if (e := _held(state, mate)) is not None])
+        _wait_for_word(state, gang, job, closed)
+        return False
     ticket.settled(state, gang)
     return True
+
+
+def _wait_for_word(state: State, gang: GangState, job: SlurmJob, nodes: list[str]) -> None:
+    _wait(state, gang, f"slurm: something may be left in its claim, job {job.id}, on {nodes[0]}")
 
 
 def _gpus_of(job: SlurmJob) -> dict[str, int]:
@@ -255,7 +279,7 @@ def _members(state: State, gang: GangState) -> list[PodRecord]:
             gang.members.discard(uid)
             state.waiting.gang_of.pop(uid, None)
     if not gang.members:
-        state.waiting.gangs.pop(gang.key, None)
+        state.waiting.drop_gang(gang)
         return []
     return sorted((state.pods[uid] for uid in gang.members), key=_rank)
 

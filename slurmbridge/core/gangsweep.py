@@ -6,13 +6,16 @@ found in their shares; what has no gang any more is ended after proof.
 
 from __future__ import annotations
 
-from slurmbridge.core import agents, release, split
+from slurmbridge.core import adopted, release, split
 from slurmbridge.core import ticket as places
 from slurmbridge.core.action import LookJob
 from slurmbridge.core.evidence import uid_of_group
 from slurmbridge.core.state import State, is_running
-from slurmbridge.core.waiting import Adopted, Ticket
+from slurmbridge.core.waiting import Ticket
 from slurmbridge.pool.record import PodRecord, SlurmJob
+
+GONE_S = 30.0
+"""A claim that was found is kept so long for its gang, once it can be given away."""
 
 
 def after_reading(state: State) -> None:
@@ -20,20 +23,38 @@ def after_reading(state: State) -> None:
     if state.snapshot is None:
         return
     _check_tickets(state)
+    adopted.find(state)
+    _note_clear(state)
     if not state.live_groups:
-        state.waiting.adopted.clear()
         return
     members: dict[str, list[PodRecord]] = {uid: [] for uid in state.live_groups}
     for pod in state.pods.values():
         if pod.group is not None and (uid := uid_of_group(pod)) in members and not pod.is_over:
             members[uid].append(pod)
-    for uid in members.keys() | state.waiting.adopted.keys():
-        if uid not in members:
-            state.waiting.adopted.pop(uid, None)
     for uid, jobs in list(state.live_groups.items()):
         job = _the_one(state, uid, [j for j in jobs if j.id not in state.ending])
         if job is not None:
             _compare(state, uid, job, members[uid])
+
+
+def _note_clear(state: State) -> None:
+    """Since when nothing can be left in the claims that were found.
+
+    On a node that cannot tell, kubelet stops nothing: time alone counts from its return.
+    """
+    for uid, jobs in state.live_groups.items():
+        for job in jobs:
+            found = state.waiting.adopted.get(job.id)
+            if found is None:
+                continue
+            if any(release.is_silent_on(state, name) for name in job.nodes):
+                found.quiet_since = state.now
+            if state.lives_in(uid, job.id):
+                continue
+            if adopted.unclear(state, job):
+                found.clear_at = None
+            elif found.clear_at is None:
+                found.clear_at = state.now
 
 
 def _check_tickets(state: State) -> None:
@@ -65,7 +86,7 @@ def _the_one(state: State, uid: str, jobs: list[SlurmJob]) -> SlurmJob | None:
     ranked = sorted(jobs, key=lambda j: (j.id not in lived_in, not is_running(j), j.id))
     for extra in ranked[1:]:
         if extra.id not in lived_in:
-            places.end(state, uid, extra.id, "its gang has another claim")
+            release.end_group(state, uid, extra.id, "its gang has another claim")
     return ranked[0] if ranked else None
 
 
@@ -74,7 +95,8 @@ def _compare(state: State, uid: str, job: SlurmJob, pods: list[PodRecord]) -> No
     sharers = state.entries_of(uid)
     if sharers and all(entry.job_id != job.id for entry in sharers):
         return  # theirs is not shown: `audit` looks into that first
-    if ticket is not None and ticket.job_id in (0, job.id):
+    is_asked = ticket is not None and not ticket.job_id and job.id not in state.waiting.adopted
+    if ticket is not None and (is_asked or ticket.job_id == job.id):
         ticket.job_id = job.id
         places.see(state, ticket, job)
         return
@@ -85,26 +107,26 @@ def _compare(state: State, uid: str, job: SlurmJob, pods: list[PodRecord]) -> No
         if ticket is None:
             _take_ticket(state, uid, job, pods)
         return
-    if not sharers:
-        state.waiting.adopted.setdefault(uid, Adopted(state.now, state.moment))
     split.adopt(state, uid, job, pods)
     if not is_running(job):
         return
-    found = state.waiting.adopted.get(uid)
-    is_new = found is None or state.now - found.since <= 2 * places.LEFT_S
-    if state.entries_of(uid) or (
-        is_new and any(p.uid not in state.book and not p.node for p in pods)
+    found = state.waiting.adopted.get(job.id)
+    # One that has become clear is its gang's, if that comes for it.
+    is_its = found is None or found.clear_at is None or state.now - found.clear_at <= GONE_S
+    if state.sharing.get(uid) or (
+        is_its and any(p.uid not in state.book and not p.node for p in pods)
     ):
         places.wake_gang(state, uid)
     elif not any(split.says_its_in(pod, job) for pod in pods):
-        places.end(state, uid, job.id, "its gang does not live in it")
+        release.end_group(state, uid, job.id, "its gang does not live in it")
 
 
 def _take_ticket(state: State, uid: str, job: SlurmJob, pods: list[PodRecord]) -> None:
     """The place that an earlier leader has asked for; not wanted if the gang has begun since."""
     if any(p.node or p.uid in state.book for p in pods):
-        places.end(state, uid, job.id, "its gang has other claims")
+        release.end_group(state, uid, job.id, "its gang has other claims")
         return
+    state.waiting.adopted.pop(job.id, None)  # nobody lives in what waits
     ref = job.comment.partition(" ref=")[2]
     ticket = Ticket(uid, ref, since=state.now, job_id=job.id, boot=state.boot)
     state.waiting.tickets[uid] = ticket
@@ -117,14 +139,9 @@ def _orphan(state: State, uid: str, job: SlurmJob) -> None:
     A waiting one holds nothing. In a running one there may be processes of pods that were deleted
     by force; on a node that cannot tell, for as long as it is silent.
     """
-    found = state.waiting.adopted.setdefault(uid, Adopted(state.now, state.moment))
+    found = state.waiting.adopted.get(job.id)
     wait = state.settings.orphan_s
     if job.state.base != "PENDING":
         wait += state.settings.linger_s
-        if any(release.is_silent_on(state, name) for name in job.nodes):
-            state.waiting.adopted[uid] = Adopted(state.now, state.moment)
-            return
-        if agents.are_clear(state, job, found.moment) is False:
-            return
-    if state.now - found.since > wait:
-        places.end(state, uid, job.id, "there is no pod for it")
+    if found is None or state.now - found.quiet_since > wait:
+        release.end_group(state, uid, job.id, "there is no pod for it")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurmbridge.core import agents
+from slurmbridge.core import adopted, agents
 from slurmbridge.core.action import End, LookPod, Tell
 from slurmbridge.core.event import Ended
 from slurmbridge.core.evidence import is_outdated, uid_of_group
@@ -64,10 +64,35 @@ def end_entry(state: State, entry: Entry, why: str) -> None:
         return  # the answer is still to come: `grant` ends it then
     job_id, claim_id, is_group = entry.job_id, state.claim_id_of(entry), bool(entry.group)
     state.drop(entry)
-    if is_group and any(e.job_id == job_id for e in state.entries_of(claim_id.uid)):
-        return
-    if job_id:
+    if is_group and job_id and not state.lives_in(claim_id.uid, job_id):
+        end_group(state, claim_id.uid, job_id, why, entry.slurm_node, entry.gpus)
+    elif job_id and not is_group:
         end(state, claim_id, job_id, why, entry.slurm_node, entry.gpus)
+
+
+def end_group(
+    state: State,
+    uid: str,
+    job_id: int,
+    why: str,
+    slurm_node: str = "",
+    gpus: GpuUse = NO_GPUS,
+) -> None:
+    """Give a job of a gang back, in which no member that we know of lives.
+
+    One that was found running is kept while there may be others in it: `gangsweep` comes again
+    after each reading.
+    """
+    job = None if state.snapshot is None else state.snapshot.jobs.get(job_id)
+    found = state.waiting.adopted.get(job_id)
+    if job is not None and found is not None and (left := adopted.unclear(state, job)):
+        if state.now - found.since > state.settings.linger_s and not found.told_kept:
+            found.told_kept = True
+            ref = job.comment.partition(" ref=")[2]
+            tell_kept(state, state.hosts.get(left[0], left)[0], ref)
+        return
+    claim_id = ClaimId(state.settings.policy.cluster, uid, "group")
+    end(state, claim_id, job_id, why, slurm_node, gpus)
 
 
 def on_ended(state: State, event: Ended) -> None:

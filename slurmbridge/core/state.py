@@ -304,6 +304,14 @@ class State:
             return [entry]
         return [self.book[uid] for uid in sorted(self.sharing.get(claim_uid, ()))]
 
+    def lives_in(self, claim_uid: str, job_id: int, but: Entry | None = None) -> bool:
+        """Whether a pod of the book (another than `but`) lives in this job of a claim."""
+        entry = self.book.get(claim_uid)
+        if entry is not None and not entry.group:
+            return entry is not but and entry.job_id == job_id
+        members = self.sharing.get(claim_uid, ())
+        return any(e is not but and e.job_id == job_id for e in map(self.book.get, members) if e)
+
     def touch(self, slurm_node: str) -> None:
         """Mark a node for a new ledger and view."""
         if slurm_node:
@@ -313,8 +321,8 @@ class State:
         """UID of the pod that has a GPU of a claim; "" for a share of a gang's that none has."""
         if claim_uid not in self.sharing:
             return claim_uid if claim_uid not in self.live_groups else ""
-        for entry in self.entries_of(claim_uid):
-            if entry.slurm_node == slurm_node and index in (entry.gpus.indices or ()):
+        for entry in self.by_node.get(slurm_node, {}).values():
+            if entry.group == claim_uid and index in (entry.gpus.indices or ()):
                 return entry.uid
         return ""
 
@@ -381,10 +389,8 @@ class State:
 
     def _forget_job(self, entry: Entry) -> None:
         """The pod has this job no more; others of its gang may have it still."""
-        if self.by_job.get(entry.job_id) == entry.claim_uid and not any(
-            other is not entry and other.job_id == entry.job_id
-            for other in self.entries_of(entry.claim_uid)
-        ):
+        uid = entry.claim_uid
+        if self.by_job.get(entry.job_id) == uid and not self.lives_in(uid, entry.job_id, entry):
             del self.by_job[entry.job_id]
 
     def leave_group(self, entry: Entry) -> None:

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slurmbridge.core import release
+from slurmbridge.core import adopted, release
 from slurmbridge.core.action import AllocateGroup, Evict, QueueGroup, Tell
 from slurmbridge.core.event import GroupAllocated, GroupQueued, GroupRefused, JobLooked
 from slurmbridge.core.state import State, is_live, is_running
 from slurmbridge.core.waiting import GangState, Ticket, pause_after
-from slurmbridge.pool.claim import GROUP_UID_PREFIX, ClaimId, GroupRequest
+from slurmbridge.pool.claim import GROUP_UID_PREFIX, GroupRequest
 from slurmbridge.pool.record import SlurmJob
 from slurmbridge.pool.slurmtime import iso
 
@@ -67,11 +67,11 @@ def claim_now(
 def on_allocated(state: State, event: GroupAllocated) -> None:
     """The gang's claim is there; `gang` lays the members on it."""
     job = event.job
-    if any(entry.job_id == job.id for entry in state.entries_of(event.uid)):
+    if state.lives_in(event.uid, job.id):
         return
     ticket = state.waiting.tickets.get(event.uid)
     if ticket is None or (ticket.job_id and ticket.job_id != job.id):
-        end(state, event.uid, job.id, "its gang needs it no more")
+        release.end_group(state, event.uid, job.id, "its gang needs it no more")
         return
     if state.snapshot is not None and state.snapshot.config.boot_time != ticket.boot:
         wake_gang(state, event.uid)  # slurmctld may have forgotten it: the next reading tells
@@ -110,12 +110,7 @@ def give_up(state: State, uid: str, why: str) -> None:
     """Give a gang's place back, if it has one. An answer that is still to come ends it then."""
     ticket = drop(state, uid)
     if ticket is not None and ticket.job_id:
-        end(state, uid, ticket.job_id, why)
-
-
-def end(state: State, uid: str, job_id: int, why: str) -> None:
-    """Give a job of a gang back to Slurm."""
-    release.end(state, ClaimId(state.settings.policy.cluster, uid, "group"), job_id, why)
+        release.end_group(state, uid, ticket.job_id, why)
 
 
 def incomplete(state: State, gang: GangState) -> None:
@@ -144,7 +139,8 @@ def is_anothers(state: State, gang: GangState) -> bool:
 
     It is theirs to the end; this gang's members get claims of their own.
     """
-    return any(entry.uid not in gang.members for entry in state.entries_of(gang.uid))
+    sharers = state.sharing.get(gang.uid, set())
+    return not sharers <= gang.members or adopted.keeps_away(state, gang.uid)
 
 
 def settled(state: State, gang: GangState) -> None:
@@ -153,27 +149,27 @@ def settled(state: State, gang: GangState) -> None:
     drop(state, gang.uid)
 
 
-def claim_of_gang(state: State, gang: GangState, *, begun: bool) -> SlurmJob | None:
-    """The claim that members without a share may be given one of now.
+def claim_of_gang(state: State, gang: GangState) -> SlurmJob | None:
+    """The gang's claim, where it runs and has its GPUs: the one that members live in comes first.
 
-    In a claim that was found running (after a restart), and whose gang has begun, what no pod says
-    is its own may still be used by one that was deleted by force: it is left alone for a while.
+    Of one that was found running, not all may be given away yet (`adopted.unclear`).
     """
     ticket = state.waiting.tickets.get(gang.uid)
     if ticket is not None:
         return ticket.running
-    jobs = [j for j in state.live_groups.get(gang.uid, ()) if j.id not in state.ending]
-    found = state.waiting.adopted.get(gang.uid)
-    if begun and found is not None and state.now - found.since < state.settings.linger_s:
-        return None
-    return next((j for j in jobs if is_running(j) and j.gpus), None)
+    found = [
+        job
+        for job in state.live_groups.get(gang.uid, ())
+        if job.id not in state.ending and is_running(job) and job.gpus
+    ]
+    return min(found, key=lambda j: (not state.lives_in(gang.uid, j.id), j.id), default=None)
 
 
 def refuse(state: State, gang: GangState, job: SlurmJob, why: str) -> None:
     """The gang cannot use what Slurm has given it: given back, and asked for again later."""
     drop(state, gang.uid)
-    if all(entry.job_id != job.id for entry in state.entries_of(gang.uid)):
-        end(state, gang.uid, job.id, why)
+    if not state.lives_in(gang.uid, job.id):
+        release.end_group(state, gang.uid, job.id, why)
     pause(state, gang)
     gang.text, gang.text_since = f"slurm: {why}", state.now
 
@@ -196,12 +192,12 @@ def explain(state: State, gang: GangState) -> dict[str, object] | None:
 
 def on_queued(state: State, event: GroupQueued) -> None:
     """The gang has its place. An answer that comes late may be of one that it lives in by now."""
-    if any(entry.job_id == event.job_id for entry in state.entries_of(event.uid)):
+    if state.lives_in(event.uid, event.job_id):
         return
     ticket = state.waiting.tickets.get(event.uid)
     if ticket is None or ticket.job_id:
         if ticket is None or ticket.job_id != event.job_id:
-            end(state, event.uid, event.job_id, "its gang needs it no more")
+            release.end_group(state, event.uid, event.job_id, "its gang needs it no more")
         return
     ticket.job_id, ticket.since = event.job_id, state.now
     state.ending.pop(event.job_id, None)  # of a claim that slurmctld forgot, under the same id
@@ -211,7 +207,7 @@ def on_queued(state: State, event: GroupQueued) -> None:
 def on_refused(state: State, event: GroupRefused) -> None:
     """Slurm takes no such job: told, and tried again later and later."""
     ticket = state.waiting.tickets.get(event.uid)
-    gang = _gang(state, event.uid)
+    gang = state.waiting.gang_with(event.uid)
     if ticket is None or (ticket.job_id and not ticket.now):
         return
     drop(state, event.uid)
@@ -243,7 +239,7 @@ def on_looked(state: State, event: JobLooked) -> bool:
 
 def see(state: State, ticket: Ticket, job: SlurmJob | None) -> None:
     """What Slurm says of the job of a place; None: it knows no such job."""
-    gang = _gang(state, ticket.uid)
+    gang = state.waiting.gang_with(ticket.uid)
     if job is None or not state.is_claim_of(job, ticket.uid):
         # Forgotten by slurmctld, and perhaps its id used again; or it was not saved before a
         # restart that the next reading tells of.
@@ -305,11 +301,7 @@ def queued_jobs(state: State) -> dict[int, str]:
     return found
 
 
-def _gang(state: State, uid: str) -> GangState | None:
-    return next((g for g in state.waiting.gangs.values() if g.uid == uid), None)
-
-
 def wake_gang(state: State, uid: str) -> None:
     """Something has happened to a gang: `gang.settle` looks at it."""
-    if (gang := _gang(state, uid)) is not None:
+    if (gang := state.waiting.gang_with(uid)) is not None:
         state.waiting.gangs_due.add(gang.key)

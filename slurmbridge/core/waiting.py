@@ -46,11 +46,21 @@ class Bucket:
     untold: dict[str, None] = field(default_factory=dict)
 
 
-class Adopted(NamedTuple):
-    """A claim of a gang that was found running. moment: `State.moment` when it was."""
+@dataclass(slots=True)
+class Adopted:
+    """A claim of a gang that was found in Slurm, not asked for by this leader.
 
+    uid: of the claim. since, moment: when it was found, and `State.moment` then. quiet_since: since
+    when all of its nodes can tell what runs on them. clear_at: since when nothing of a pod that is
+    not known can be left in it. told_kept: that it is kept was told.
+    """
+
+    uid: str
     since: float
     moment: int
+    quiet_since: float
+    clear_at: float | None = None
+    told_kept: bool = False
 
 
 class Pause(NamedTuple):
@@ -152,8 +162,8 @@ class Waiting:
     the site's own file. asking: pods with an
     allocation under way. grew: some node has more room than when the buckets were looked at.
     nodes_after, asks_after: what Slurm has refused, not asked for again before. tickets: places in
-    Slurm's queue by UID of the gang's claim. adopted: claims of gangs that were found running, with
-    the time since when they are known.
+    Slurm's queue by UID of the gang's claim. adopted: claims of gangs that were found, by job id.
+    gang_uids: key of each group by the UID of its claim.
     """
 
     buckets: dict[Like, Bucket] = field(default_factory=dict)
@@ -173,7 +183,8 @@ class Waiting:
     gangs_due: set[str] = field(default_factory=set)
     others: dict[str, set[str]] = field(default_factory=dict)
     tickets: dict[str, Ticket] = field(default_factory=dict)
-    adopted: dict[str, Adopted] = field(default_factory=dict)
+    adopted: dict[int, Adopted] = field(default_factory=dict)
+    gang_uids: dict[str, str] = field(default_factory=dict)
     topology: Topology | None = None
     topology_of: object = None
     topology_text: str = ""
@@ -213,6 +224,20 @@ class Waiting:
         self.excluded.pop(uid, None)
         if (key := self.gang_of.get(uid)) is not None:
             self.gangs_due.add(key)
+
+    def add_gang(self, gang: GangState) -> None:
+        """A group has its first member."""
+        self.gangs[gang.key] = gang
+        self.gang_uids[gang.uid] = gang.key
+
+    def drop_gang(self, gang: GangState) -> None:
+        """A group has no member left."""
+        self.gangs.pop(gang.key, None)
+        self.gang_uids.pop(gang.uid, None)
+
+    def gang_with(self, uid: str) -> GangState | None:
+        """The group whose claim has this UID."""
+        return self.gangs.get(self.gang_uids.get(uid, ""))
 
     def look_anew(self) -> None:
         """Look at the whole pool again for every bucket."""

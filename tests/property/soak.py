@@ -52,7 +52,8 @@ def run_story(seed: int, steps: int, world: World, kills: float = 0.0) -> World:
 
     """
     luck = random.Random(seed)
-    all_weights = WEIGHTS | ({} if world.agents is None else AGENT_WEIGHTS)
+    all_weights = WEIGHTS | dict(world.more_weights)
+    all_weights |= {} if world.agents is None else AGENT_WEIGHTS
     names, weights = list(all_weights), list(all_weights.values())
     # Each story has its own mix, so that rare operations come together now and then.
     mixed = [w * luck.choice((0, 0.3, 1, 1, 2)) if w < 6 else w for w in weights]

@@ -13,7 +13,7 @@ import copy
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -423,6 +423,7 @@ class World:
     made: int = 0
     steps: int = 0
     issued: dict[int, int] = field(default_factory=dict)
+    more_weights: ClassVar[Mapping[str, int]] = {}
     told: set[tuple[int, str, float | None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -833,6 +834,10 @@ class World:
                 return
             for pod in self._pods_of(job.uid):
                 needed = pod.runs(self.now) and self._covers(job, pod)
+                if pod.record.group is not None and job.uid != pod.record.uid:
+                    # A later gang of the name may have been given what an earlier one still uses.
+                    said = pod.record.annotations.get(keys.CLAIM, "")
+                    needed = needed and said == f"{job.id}/{pod.record.uid}"
                 others = [
                     j for j in self.slurm.jobs.values() if j.id != job.id and self._covers(j, pod)
                 ]
@@ -1159,35 +1164,39 @@ class World:
                 for pod in self.pods.values():
                     if not pod.is_gone and not pod.node:
                         self._delete(pod)
-            self._schedule()
-            while self.watch:
-                self._handle(self.watch.popleft())
-            for event in self.answers:
-                self._handle(event)
-            self.answers.clear()
-            self.poll(0, 1)
-            self._all_report()
-            self.tick(0, 0)
-            for _ in range(200):
-                if not self.actions:
-                    break
-                self.act(0, 0)
-            for binding in self.bindings:
-                self._bind(binding, 0)
-            self.bindings.clear()
-            for index, pod in enumerate(list(self.pods.values())):
-                if pod.record.deleting_since is not None and not pod.is_gone:
-                    mine = [
-                        p
-                        for p in self.pods.values()
-                        if p.node and not p.is_gone and p.node not in self.not_ready
-                    ]
-                    self.kubelet(mine.index(pod), 1 + index % 1)
-            if self.machine.state.breaker_since is not None:
-                self._handle(ev.BreakerAnswered(confirm=True))
-            self._advance(1.0)
-            self.check()
+            self.go_well()
         self._check_settled()
+
+    def go_well(self) -> None:
+        """One second in which everything is answered, read and carried out."""
+        self._schedule()
+        while self.watch:
+            self._handle(self.watch.popleft())
+        for event in self.answers:
+            self._handle(event)
+        self.answers.clear()
+        self.poll(0, 1)
+        self._all_report()
+        self.tick(0, 0)
+        for _ in range(200):
+            if not self.actions:
+                break
+            self.act(0, 0)
+        for binding in self.bindings:
+            self._bind(binding, 0)
+        self.bindings.clear()
+        for pod in list(self.pods.values()):
+            mine = [
+                p
+                for p in self.pods.values()
+                if p.node and not p.is_gone and p.node not in self.not_ready
+            ]
+            if pod.record.deleting_since is not None and pod in mine:
+                self.kubelet(mine.index(pod), 1)
+        if self.machine.state.breaker_since is not None:
+            self._handle(ev.BreakerAnswered(confirm=True))
+        self._advance(1.0)
+        self.check()
 
     def _all_report(self) -> None:
         if self.agents is not None:

@@ -6,6 +6,9 @@ the gang has begun already.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import msgspec
 
 from slurmbridge.core import action as act
@@ -20,6 +23,7 @@ class GangWorld(World):
     """All pods are members of gangs."""
 
     gangs_made = 0
+    more_weights: ClassVar[Mapping[str, int]] = {"make_again": 3}
 
     def make_pod(self, pick: int, how: int) -> None:
         size = 2 + pick % 2
@@ -28,27 +32,71 @@ class GangWorld(World):
         self.gangs_made += 1
         group = Group("own", "d", f"g{self.gangs_made}", size=size)
         for rank in range(size):
-            self.made += 1
-            record = PodRecord(
-                uid=f"u{self.made}",
-                namespace="d",
-                name=f"g{self.gangs_made}-{rank}",
-                phase="Pending",
-                gpu=GpuRequest(1 + how % 3),
-                # Members that differ have a claim each, others one for all.
-                cpus=1 + (rank if how % 5 == 0 else 0),
-                memory_mib=1,
-                created=self.now,
-                grace_s=5,
-                gates=(keys.GATE,),
-                group=msgspec.structs.replace(group, rank=(rank,)),
-                annotations={keys.MODE: "queued"} if how % 4 < 2 else {},
+            self._make(
+                PodRecord(
+                    uid="",
+                    namespace="d",
+                    name=f"g{self.gangs_made}-{rank}",
+                    phase="Pending",
+                    gpu=GpuRequest(1 + how % 3),
+                    # Members that differ have a claim each, others one for all.
+                    cpus=1 + (rank if how % 5 == 0 else 0),
+                    memory_mib=1,
+                    grace_s=5,
+                    gates=(keys.GATE,),
+                    group=msgspec.structs.replace(group, rank=(rank,)),
+                    annotations={keys.MODE: "queued"} if how % 4 < 2 else {},
+                )
             )
-            self.pods[record.uid] = ModelPod(record)
-            self.watch.append(ev.PodChanged(record))
+
+    def _make(self, like: PodRecord) -> None:
+        self.made += 1
+        record = msgspec.structs.replace(like, uid=f"u{self.made}", created=self.now)
+        self.pods[record.uid] = ModelPod(record)
+        self.watch.append(ev.PodChanged(record))
 
     def deploy(self, pick: int, how: int) -> None:
         self.make_pod(pick, how)
+
+    def make_again(self, pick: int, how: int) -> None:
+        """A controller makes members of a gang again: those that are over or gone.
+
+        Before that some, or all, may be deleted by force; the bridge may see none of it, and only
+        find what there is after a restart.
+        """
+        keys_of = dict.fromkeys(pod.record.group.key for pod in self.pods.values())
+        begun = {pod.record.group.key for pod in self.pods.values() if pod.runs(self.now)}
+        choice = [key for key in keys_of if key in begun] or list(keys_of)[-3:]
+        if not choice:
+            return
+        key = choice[pick % len(choice)]
+        mates = [pod for pod in self.pods.values() if pod.record.group.key == key]
+        last = {pod.record.group.rank: pod for pod in mates}
+        if how % 4 < 2:
+            for pod in last.values():
+                if not pod.is_gone and (how % 4 == 0 or pod.record.group.rank == (how // 4 % 2,)):
+                    self._vanish(pod)
+        for pod in last.values():
+            there = sum(not p.is_gone for p in self.pods.values())
+            if (pod.is_gone or pod.record.is_over) and there < MOST_PODS:
+                self._make(
+                    msgspec.structs.replace(
+                        pod.record,
+                        phase="Pending",
+                        node="",
+                        nominated="",
+                        gates=(keys.GATE,),
+                        deleting_since=None,
+                        bound_at=None,
+                        annotations={
+                            k: v for k, v in pod.record.annotations.items() if k == keys.MODE
+                        },
+                    )
+                )
+        if how % 3 == 0:
+            self.kill_machine(0, 0)
+            for _ in range(how // 3 % 6):
+                self.go_well()
 
     def _watch_action(self, action: act.Action) -> None:
         super()._watch_action(action)
