@@ -1,4 +1,4 @@
-"""Pods that have lost their claims: told, and evicted within a budget.
+"""Pods that have lost their claims, or their gang's place in the queue: evicted within a budget.
 
 Losing many claims at once is more likely a fault of ours or of Slurm's (a reconfigure, a restored
 old state) than the truth: then the breaker opens, and a person decides.
@@ -6,9 +6,13 @@ old state) than the truth: then the breaker opens, and a person decides.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 from slurmbridge.core.action import AnnotatePod, Evict, Tell
 from slurmbridge.core.event import Evicted
 from slurmbridge.core.state import Entry, Phase, State
+from slurmbridge.core.waiting import Cancel
 from slurmbridge.pool import keys
 from slurmbridge.pool.record import PodRecord
 
@@ -75,27 +79,53 @@ def unlose(state: State, entry: Entry, pod: PodRecord) -> None:
         state.out.append(AnnotatePod(pod.uid, pod.namespace, pod.name, {keys.REASON: None}))
 
 
+class _Case(NamedTuple):
+    """A pod that has to go. of: what says so. loss: the claim that it goes for."""
+
+    of: Entry | Cancel
+    pod: PodRecord
+    loss: str
+    evicted_at: float | None
+
+
 def run(state: State) -> None:
-    """Evict the pods of lost claims, oldest loss first."""
-    lost = sorted(
-        (e for e in state.book.values() if e.phase is Phase.LOST and _has_to_go(state, e)),
-        key=lambda e: e.since,
-    )
+    """Evict the pods of lost claims and of places that were cancelled, oldest loss first."""
+    cases = sorted([*_lost(state), *_cancelled(state)], key=lambda case: case.of.since)
     state.evictions = [(t, c) for t, c in state.evictions if state.now - t < WINDOW_S]
-    _watch_breaker(state, lost)
-    for entry in lost:
-        if state.breaker_since is not None and not entry.confirmed:
+    _watch_breaker(state, cases)
+    for case in cases:
+        if state.breaker_since is not None and not case.of.confirmed:
             continue
-        if entry.evicted_at is None:
+        if case.evicted_at is None:
             if len(state.evictions) >= state.settings.eviction.per_minute:
                 continue
             # What a person has confirmed counts for the rate, and not as a loss any more.
-            state.evictions.append((state.now, "" if entry.confirmed else _loss(state, entry)))
-        elif is_on_its_way(state, entry):
+            state.evictions.append((state.now, "" if case.of.confirmed else case.loss))
+        elif state.now - case.evicted_at < EVICT_AGAIN_S:
             continue
-        pod = state.pods[entry.uid]
-        entry.evicted_at = state.now
-        state.out.append(Evict(pod.uid, pod.namespace, pod.name, pod.grace_s, entry.why))
+        pod = case.pod
+        if isinstance(case.of, Entry):
+            case.of.evicted_at = state.now
+        else:
+            case.of.evicted[pod.uid] = state.now
+        state.out.append(Evict(pod.uid, pod.namespace, pod.name, pod.grace_s, case.of.why))
+
+
+def _lost(state: State) -> Iterator[_Case]:
+    for entry in state.book.values():
+        if entry.phase is Phase.LOST and _has_to_go(state, entry):
+            pod = state.pods[entry.uid]
+            yield _Case(entry, pod, _loss(state, entry), entry.evicted_at)
+
+
+def _cancelled(state: State) -> Iterator[_Case]:
+    """Whoever cancels the job of a gang that waits means the work."""
+    for gang in state.waiting.gangs.values():
+        cancel = gang.cancelled
+        for uid in () if cancel is None else sorted(cancel.pods):
+            pod = state.pods.get(uid)
+            if cancel and pod and not (pod.node or pod.is_over or pod.deleting_since is not None):
+                yield _Case(cancel, pod, gang.uid, cancel.evicted.get(uid))
 
 
 def is_on_its_way(state: State, entry: Entry) -> bool:
@@ -113,27 +143,32 @@ def _has_to_go(state: State, entry: Entry) -> bool:
     return not entry.stray or state.settings.policy.stray == "evict"
 
 
-def _watch_breaker(state: State, lost: list[Entry]) -> None:
+def _watch_breaker(state: State, cases: list[_Case]) -> None:
     """Open when too many have lost their claims, or may have; close when all was settled.
 
     Those count that are to be evicted, that were within the last minute, and whose claims a reading
-    did not show, until a second look has told. A gang that goes as a whole is one loss. Losses that
-    a person has confirmed do not count: the next mass loss is another one.
+    did not show, until a second look has told; places of gangs in the queue as claims do. A gang
+    that goes as a whole is one loss. Losses that a person has confirmed do not count: the next mass
+    loss is another one.
     """
+    tickets = state.waiting.tickets.values()
     doubted = {
         _loss(state, e)
         for e in state.book.values()
         if (e.phase is Phase.BOUND and e.suspect) or (e.phase is Phase.COVERING and not e.stray)
     }
-    to_go = {_loss(state, e) for e in lost if e.evicted_at is None and not e.confirmed}
+    doubted |= {ticket.uid for ticket in tickets if ticket.suspect}
+    to_go = {c.loss for c in cases if c.evicted_at is None and not c.of.confirmed}
     if state.breaker_since is not None:
         if not to_go and not doubted:
             state.breaker_since = None
         return
     budget = state.settings.eviction
-    bound = len({e.claim_uid for e in state.book.values() if e.phase in _ON_NODE})
+    held = {e.claim_uid for e in state.book.values() if e.phase in _ON_NODE}
+    held |= {ticket.uid for ticket in tickets}
+    held |= {gang.uid for gang in state.waiting.gangs.values() if gang.cancelled}
     missing = len((to_go | doubted | {loss for _, loss in state.evictions}) - {""})
-    if missing > max(budget.at_least, budget.share * bound):
+    if missing > max(budget.at_least, budget.share * len(held)):
         state.breaker_since = state.now
 
 
@@ -156,15 +191,21 @@ def on_evicted(state: State, event: Evicted) -> None:
 def confirm(state: State) -> None:
     """A person says that the losses known by now are real: go on with them, within the budget."""
     state.breaker_since = None
-    for entry in state.book.values():
-        if entry.phase is Phase.LOST:
-            entry.confirmed = True
+    for case in (*_lost(state), *_cancelled(state)):
+        case.of.confirmed = True
     run(state)
 
 
 def dismissed(state: State) -> list[Entry]:
-    """A person says that the pods are to stay: those that have lost their claims, to be covered."""
+    """A person says that the pods are to stay: those that have lost their claims, to be covered.
+
+    Gangs whose places were cancelled ask for new ones.
+    """
     state.breaker_since = None
+    for gang in state.waiting.gangs.values():
+        if gang.cancelled is not None and not gang.cancelled.evicted:
+            gang.cancelled = None
+            state.waiting.gangs_due.add(gang.key)
     return [
         entry
         for entry in state.book.values()
@@ -173,3 +214,8 @@ def dismissed(state: State) -> list[Entry]:
         and not entry.stray
         and entry.request is not None
     ]
+
+
+def cancelled(state: State) -> list[str]:
+    """Pods of cancelled gangs that have to go still, `namespace/name`."""
+    return [case.pod.ref for case in _cancelled(state)]

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from slurmbridge.core import agents, gang, lift, publish, shares
+from slurmbridge.core import agents, evict, gang, lift, publish, shares
 from slurmbridge.core.state import Entry, Phase, State
 from slurmbridge.pool import keys
 from slurmbridge.pool.gres import format_indices
@@ -87,10 +87,11 @@ def claims_by_phase(state: State) -> Counter[str]:
 
 def breaker(state: State) -> dict[str, Any]:
     """Whether mass loss of claims has stopped evictions, and of whom."""
+    lost = [entry.ref for entry in state.book.values() if entry.phase is Phase.LOST]
     return {
         "open": state.breaker_since is not None,
         "since": state.breaker_since,
-        "lost": sorted(e.ref for e in state.book.values() if e.phase is Phase.LOST)[:100],
+        "lost": sorted([*lost, *evict.cancelled(state)])[:100],
     }
 
 

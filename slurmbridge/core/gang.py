@@ -207,7 +207,7 @@ def _has_turn(state: State, gang: GangState, missing: list[PodRecord], *, begun:
     Those that can be given a share of the gang's claim are given it here.
     """
     if gang.cancelled:
-        _wait(state, gang, f"slurm: {gang.cancelled}")
+        _wait(state, gang, f"slurm: {gang.cancelled.why}")
         return False
     if not begun and ticket.is_anothers(state, gang):
         return True
@@ -281,6 +281,8 @@ def _members(state: State, gang: GangState) -> list[PodRecord]:
     if not gang.members:
         state.waiting.drop_gang(gang)
         return []
+    if gang.cancelled is not None and not gang.cancelled.pods & gang.members:
+        gang.cancelled = None  # those that were meant have gone, others have come
     return sorted((state.pods[uid] for uid in gang.members), key=_rank)
 
 

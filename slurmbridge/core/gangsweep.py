@@ -68,6 +68,7 @@ def _check_tickets(state: State) -> None:
         waited = state.snapshot.began - ticket.since
         live = [j.id for j in state.live_groups.get(ticket.uid, ()) if j.id not in state.ending]
         if ticket.job_id and waited > 0 and ticket.job_id not in live:
+            ticket.suspect = True
             if state.once("look", ticket.uid, state.settings.look_retry_s):
                 state.out.append(LookJob(ticket.uid, ticket.job_id))
         elif not ticket.job_id and waited > state.settings.answer_s and not live:

@@ -18,7 +18,8 @@ class Eviction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="
     per_minute: at most so many in any 60 s.
     share, at_least: if more than this share of the claims in use (and more than at_least) are lost
         at once, the breaker opens: nothing is evicted until a person has looked (`slurmbridge
-        breaker`). A gang that goes as a whole is one loss.
+        breaker`). A gang that goes as a whole is one loss; a place of a gang in Slurm's queue that
+        somebody cancels is one too.
     """
 
     per_minute: Annotated[int, msgspec.Meta(ge=1, le=10000)] = 60

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from slurmbridge.core import adopted, release
-from slurmbridge.core.action import AllocateGroup, Evict, QueueGroup, Tell
+from slurmbridge.core.action import AllocateGroup, QueueGroup, Tell
 from slurmbridge.core.event import GroupAllocated, GroupQueued, GroupRefused, JobLooked
 from slurmbridge.core.state import State, is_live, is_running
-from slurmbridge.core.waiting import GangState, Ticket, pause_after
+from slurmbridge.core.waiting import Cancel, GangState, Ticket, pause_after
 from slurmbridge.pool.claim import GROUP_UID_PREFIX, GroupRequest
 from slurmbridge.pool.record import SlurmJob
 from slurmbridge.pool.slurmtime import iso
@@ -29,7 +29,6 @@ FIRST_NOW_S = 1.0
 """After a refusal of a claim that was to be had at once: a native job was faster, as a rule."""
 UNTOLD_S = 10.0
 """A claim that runs and of which Slurm tells no GPUs for so long is given back."""
-EVICT_AGAIN_S = 20.0
 
 
 def submit(state: State, gang: GangState, request: GroupRequest) -> None:
@@ -239,6 +238,7 @@ def on_looked(state: State, event: JobLooked) -> bool:
 
 def see(state: State, ticket: Ticket, job: SlurmJob | None) -> None:
     """What Slurm says of the job of a place; None: it knows no such job."""
+    ticket.suspect = False
     gang = state.waiting.gang_with(ticket.uid)
     if job is None or not state.is_claim_of(job, ticket.uid):
         # Forgotten by slurmctld, and perhaps its id used again; or it was not saved before a
@@ -263,34 +263,25 @@ def see(state: State, ticket: Ticket, job: SlurmJob | None) -> None:
         drop(state, ticket.uid)
         # A claim asked for at once is ended by ourselves where it is not what was asked for.
         if gang is not None and job.state.base == "CANCELLED" and not ticket.now:
-            gang.cancelled = f"job {job.id} of the gang was cancelled in Slurm"
+            why = f"job {job.id} of the gang was cancelled in Slurm"
+            gang.cancelled = Cancel(why, state.now, frozenset(gang.members))
         elif gang is not None:
             pause(state, gang)
     wake_gang(state, ticket.uid)
 
 
 def tick(state: State) -> None:
-    """Cancelled gangs go; an answer that does not come counts as unknown."""
+    """Pods of cancelled gangs are told (`evict` sees to the rest); places are not kept for ever."""
     for gang in state.waiting.gangs.values():
-        if gang.cancelled:
-            _evict(state, gang)
+        for uid in () if gang.cancelled is None else gang.cancelled.pods:
+            pod = state.pods.get(uid)
+            if gang.cancelled and pod and not pod.node and state.once("cancelled", uid, 300):
+                why = gang.cancelled.why
+                told = Tell(pod.namespace, pod.name, uid, "ClaimCancelled", why, warning=True)
+                state.out.append(told)
     for ticket in state.waiting.tickets.values():
         if ticket.left_at is not None:
             wake_gang(state, ticket.uid)
-
-
-def _evict(state: State, gang: GangState) -> None:
-    """Whoever cancels the job means the work: its pods are told, and deleted."""
-    for uid in gang.members:
-        pod = state.pods.get(uid)
-        if pod is None or pod.node or pod.is_over or pod.deleting_since is not None:
-            continue
-        if state.once("told-cancelled", uid, 300):
-            state.out.append(
-                Tell(pod.namespace, pod.name, uid, "ClaimCancelled", gang.cancelled, warning=True)
-            )
-        if state.once("cancelled", uid, EVICT_AGAIN_S):
-            state.out.append(Evict(uid, pod.namespace, pod.name, pod.grace_s, gang.cancelled))
 
 
 def queued_jobs(state: State) -> dict[int, str]:

@@ -85,6 +85,7 @@ class Ticket:
     uid: of the gang's claim. ref: `namespace/name` of the gang. job_id 0: asked for since `since`,
     not answered yet. reason, starts: what Slurm said last of why it waits and when it will start.
     running: the job as it was seen to run. missing_at: when a look last found no such job.
+    suspect: a reading did not show it, and no look has told yet.
     left_at: since when the gang is not complete any more. untold_at: since when the job runs and
     Slurm does not tell its GPUs. now: GPUs by Slurm node of a claim that is to be had at once; {}:
     it waits in the queue. seats: the Slurm nodes of such a claim that are meant for its members.
@@ -99,10 +100,25 @@ class Ticket:
     starts: float | None = None
     running: SlurmJob | None = None
     missing_at: float | None = None
+    suspect: bool = False
     left_at: float | None = None
     untold_at: float | None = None
     now: Mapping[str, int] = field(default_factory=dict)
     seats: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Cancel:
+    """Somebody has ended a gang's place in Slurm's queue: the pods that it had then are to go.
+
+    confirmed: a person has said that this is real. evicted: when each was last asked to go, by UID.
+    """
+
+    why: str
+    since: float
+    pods: frozenset[str]
+    confirmed: bool = False
+    evicted: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -116,8 +132,8 @@ class GangState:
     text: what it waits for. level, domain, spread, shorts: of its place, how many domains of the
     levels below are used, and why it is not lower.
     told: members that were told the text. seats: the node that was last meant for each rank.
-    uid: of its claim, where it has one for all. cancelled: who has ended its place in Slurm's queue
-    ("" while nobody has): its pods are to go. short: why it was put into Slurm's queue.
+    uid: of its claim, where it has one for all. cancelled: its place in Slurm's queue was ended.
+    short: why it was put into Slurm's queue.
     refusals: so many claims for all members at once were refused in a row. settled_at: last look.
     """
 
@@ -140,7 +156,7 @@ class GangState:
     told: str = ""
     attempts: int = 0
     seats: dict[str, str] = field(default_factory=dict)
-    cancelled: str = ""
+    cancelled: Cancel | None = None
     short: str = ""
     refusals: int = 0
     settled_at: float = float("-inf")

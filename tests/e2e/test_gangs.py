@@ -217,6 +217,12 @@ def rank_of(each: dict[str, Any]) -> int:
     return int(told or each["metadata"]["name"].rpartition("-")[2])
 
 
+def bound_in(history: PodHistory) -> set[str]:
+    """Names of the pods of which the history knows a node."""
+    pods = [moment.pod for moment in history.moments]
+    return {p["metadata"]["name"] for p in pods if p["spec"].get("nodeName")}
+
+
 def test_twenty_mixed_gangs_among_native_jobs_with_bridge_and_extender_killed_in_the_middle(
     pool: Cluster, product: Product
 ) -> None:
@@ -250,6 +256,7 @@ def test_twenty_mixed_gangs_among_native_jobs_with_bridge_and_extender_killed_in
         product.wait_extender()
         every = sum(sizes.values())
         wait_for("all are bound", lambda: len(bound(pool, "g")) == every, 120, 0.3)
+        wait_for("the history has it", lambda: len(bound_in(history)) == every, 20, 0.3)
     assert watch.violations == []
     jobs = pool.slurm.run("scontrol", "show", "job", "-d", "-o")
     members = {n: sorted(bound(pool, f"{n}-"), key=rank_of) for n in names}

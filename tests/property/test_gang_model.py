@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import pytest
 
-from slurmbridge.core import adopted
+from slurmbridge.core import adopted, evict
 from tests.property.soak import KILLS, run_story
 from tests.support.core_agents import Agents
 from tests.support.core_world import BrokenPromise
@@ -29,15 +32,31 @@ def test_gangs_with_agents_that_see_what_is_left_of_members_made_again():
         run_story(seed, 150, GangWorld(agents=Agents()), KILLS[seed // 3 % len(KILLS)])
 
 
-@pytest.mark.parametrize(("agents", "seeds"), [(Agents, (24, 38, 76, 78)), (None, (15, 17, 75))])
-def test_a_bridge_that_gives_away_what_it_finds_is_found_out(monkeypatch, agents, seeds):
+class Often(GangWorld):
+    """What these tests are about happens often."""
+
+    more_weights: ClassVar[Mapping[str, int]] = {"make_again": 12, "cancel_places": 12}
+
+
+def first_fault(what, agents):
+    """The seed of the first story that breaks this promise; 0: none of a hundred does."""
+    for seed in range(1, 101):
+        try:
+            world = Often(agents=Agents() if agents else None)
+            run_story(seed, 150, world, KILLS[seed % len(KILLS)])
+        except BrokenPromise as error:
+            if error.what == what:
+                return seed
+    return 0
+
+
+@pytest.mark.parametrize("agents", [True, False])
+def test_a_bridge_that_gives_away_what_it_finds_is_found_out(monkeypatch, agents):
     """The model can fail: what is left of deleted members is of no matter to this bridge."""
     monkeypatch.setattr(adopted, "unclear", lambda state, job, numbers=None: [])
-    found = set()
-    for seed in seeds:
-        try:
-            world = GangWorld(agents=None if agents is None else agents())
-            run_story(seed, 150, world, KILLS[seed // 3 % len(KILLS)])
-        except BrokenPromise as error:
-            found.add(error.what)
-    assert "double_owned" in found
+    assert first_fault("double_owned", agents)
+
+
+def test_a_bridge_without_a_breaker_for_cancelled_gangs_is_found_out(monkeypatch):
+    monkeypatch.setattr(evict, "_watch_breaker", lambda state, cases: None)
+    assert first_fault("no_breaker", agents=False)

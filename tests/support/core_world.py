@@ -423,6 +423,7 @@ class World:
     made: int = 0
     steps: int = 0
     issued: dict[int, int] = field(default_factory=dict)
+    base_settings: ClassVar[Settings] = SETTINGS
     more_weights: ClassVar[Mapping[str, int]] = {}
     told: set[tuple[int, str, float | None]] = field(default_factory=set)
 
@@ -749,7 +750,7 @@ class World:
     def _start_machine(self) -> None:
         self.terms += 1
         settings = msgspec.structs.replace(
-            SETTINGS, agents_required=self.agents is not None, gangs_as_one=True
+            self.base_settings, agents_required=self.agents is not None, gangs_as_one=True
         )
         self.machine = Machine(settings, f"t{self.terms}")
         if self.agents is not None:

@@ -13,17 +13,26 @@ import msgspec
 
 from slurmbridge.core import action as act
 from slurmbridge.core import event as ev
+from slurmbridge.core.settings import Eviction, Settings
 from slurmbridge.pool import keys
 from slurmbridge.pool.group import Group
 from slurmbridge.pool.record import GpuRequest, PodRecord
-from tests.support.core_world import MOST_PODS, ModelPod, World
+from tests.support.core_world import MOST_PODS, SETTINGS, ModelPod, World
 
 
 class GangWorld(World):
     """All pods are members of gangs."""
 
+    base_settings: ClassVar[Settings] = msgspec.structs.replace(
+        SETTINGS, eviction=Eviction(per_minute=4, share=0.01, at_least=1)
+    )
     gangs_made = 0
-    more_weights: ClassVar[Mapping[str, int]] = {"make_again": 3}
+    more_weights: ClassVar[Mapping[str, int]] = {"make_again": 3, "cancel_places": 2}
+
+    def __post_init__(self) -> None:
+        self.evicted: list[tuple[int, float, str, str]] = []
+        self.confirmed: set[str] = set()
+        super().__post_init__()
 
     def make_pod(self, pick: int, how: int) -> None:
         size = 2 + pick % 2
@@ -98,8 +107,42 @@ class GangWorld(World):
             for _ in range(how // 3 % 6):
                 self.go_well()
 
+    def cancel_places(self, pick: int, how: int) -> None:
+        """Somebody cancels what waits in Slurm's queue, all at once or only some of it."""
+        for job in list(self.slurm.jobs.values()):
+            if job.state == "PENDING" and (how % 2 or (job.id + pick) % 2):
+                self.slurm.cancel(job)
+        for _ in range(how // 2 % 3):
+            self.go_well()
+
+    def _evicts(self, pod: ModelPod) -> None:
+        """So many pods a minute, and gangs without a person's word, as the settings say."""
+        uid, key, state = pod.record.uid, pod.record.group.key, self.machine.state
+        again = {u for term, _, u, _ in self.evicted if term == self.terms}
+        if uid not in again:
+            self.evicted.append((self.terms, self.now, uid, key))
+        recent = [e for e in self.evicted if e[0] == self.terms and self.now - e[1] < 60]
+        budget = state.settings.eviction
+        self._demand(len(recent) <= budget.per_minute, "too_many_evictions", f"{recent}")
+        gangs = {key for *_, key in recent} - self.confirmed
+        self._demand(len(gangs) <= budget.at_least, "no_breaker", f"{gangs} go")
+
+    def _handle(self, event: ev.Event) -> None:
+        if isinstance(event, ev.BreakerAnswered) and event.confirm:
+            state = self.machine.state  # what is known by now may go
+            lost = {uid for uid, entry in state.book.items() if entry.phase == "lost"}
+            self.confirmed |= {self.pods[uid].record.group.key for uid in lost}
+            self.confirmed |= {key for key, gang in state.waiting.gangs.items() if gang.cancelled}
+        super()._handle(event)
+
+    def _start_machine(self) -> None:
+        self.confirmed = set()
+        super()._start_machine()
+
     def _watch_action(self, action: act.Action) -> None:
         super()._watch_action(action)
+        if isinstance(action, act.Evict):
+            self._evicts(self.pods[action.uid])
         if not isinstance(action, act.Lift) or not action.gate:
             return
         state = self.machine.state

@@ -405,15 +405,15 @@ def test_a_gangs_claim_is_not_clear_while_two_nodes_may_have_it(story):
     job = make_claim_job(11, make_pod("b"), "n2", "0-1").obj
     story.hear("n2")
     state = story.machine.state
-    assert agents.are_clear(state, job, since=1)
+    assert agents.are_clear(state, job.gpus, since=1)
     other = make_kube_node("n2.other")
     story.handle(ev.NodeChanged(plain(other)))
-    assert not agents.are_clear(state, job, since=1)
+    assert not agents.are_clear(state, job.gpus, since=1)
     story.hear("n2.other", slurm_node="n2")
-    assert agents.are_clear(state, job, since=1)
+    assert agents.are_clear(state, job.gpus, since=1)
     story.handle(ev.NodeGone(plain(other)))
     story.handle(ev.NodeGone(plain(story.kube_nodes["n2"])))
-    assert agents.are_clear(state, job, since=1), "both are deleted"
+    assert agents.are_clear(state, job.gpus, since=1), "both are deleted"
 
 
 def test_a_pod_without_a_claim_is_charged_as_soon_as_its_node_is_known_for_certain(pod):

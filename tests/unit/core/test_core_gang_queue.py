@@ -6,7 +6,8 @@ import pytest
 
 from slurmbridge.core import action as act
 from slurmbridge.core import event as ev
-from slurmbridge.core.explain import explain
+from slurmbridge.core.explain import breaker, explain
+from slurmbridge.core.settings import Eviction
 from slurmbridge.pool import keys
 from slurmbridge.pool.claim import ClaimId, group_uid, write_comment
 from slurmbridge.pool.group import Group
@@ -348,6 +349,101 @@ def test_cancelled_in_slurm_its_pods_are_told_and_deleted_and_nothing_is_queued_
     assert "cancelled in Slurm" in told["uid-g0"]
     assert {a.uid for a in story.of(act.Evict)} == {"uid-g0", "uid-g1"}
     assert none(story.pass_time(10), act.QueueGroup, act.Allocate)
+
+
+def many(count, size=2):
+    """So many gangs behind their gates, in their order."""
+    return [
+        [
+            make_pod(f"m{n:02}-{i}")
+            .gpus(8)
+            .but(
+                gates=(keys.GATE,), group=Group("own", "default", f"m{n:02}", size=size, rank=(i,))
+            )
+            for i in range(size)
+        ]
+        for n in range(count)
+    ]
+
+
+def cancel(story, gangs):
+    """Somebody cancels the places of all these gangs; Slurm tells so of one after the other."""
+    story.pass_time(4)
+    for n, gang in enumerate(gangs):
+        uid = group_uid(plain(gang[0]).group.key)
+        story.handle(ev.GroupQueued(uid, 100 + n))
+    for n, gang in enumerate(gangs):
+        uid = group_uid(plain(gang[0]).group.key)
+        ended = place(100 + n).but(comment=write_comment(ClaimId(CLUSTER, uid, "group"), "d/m"))
+        story.handle(ev.JobLooked(uid, 100 + n, plain(ended.state("CANCELLED"))))
+
+
+def evicted(story):
+    return {a.uid for a in story.of(act.Evict)}
+
+
+def test_many_that_are_cancelled_are_evicted_within_the_budget_and_as_whole_gangs_first():
+    gangs = many(8)
+    budget = Eviction(per_minute=6, at_least=50)
+    story = pool(*(pod for gang in gangs for pod in gang), eviction=budget)
+    cancel(story, gangs)
+    story.pass_time(50)
+    first = {uid.rpartition("-")[0] for uid in evicted(story)}
+    assert (len(evicted(story)), len(first)) == (6, 3)
+    told = {a.uid for a in story.of(act.Tell) if a.reason == "ClaimCancelled"}
+    assert len(told) == 16
+    for pod in (pod for gang in gangs for pod in gang):
+        if plain(pod).uid in evicted(story):
+            story.gone(pod)
+    story.pass_time(20)
+    assert len(evicted(story)) == 12
+
+
+@pytest.mark.parametrize("answer", ["confirm", "dismiss"])
+def test_a_mass_cancel_opens_the_breaker_and_a_person_decides(answer):
+    gangs = many(6)
+    budget = Eviction(at_least=5)
+    story = pool(*(pod for gang in gangs for pod in gang), eviction=budget)
+    cancel(story, gangs)
+    story.pass_time(30)
+    told = breaker(story.machine.state)
+    assert (evicted(story), told["open"], len(told["lost"])) == (set(), True, 12)
+    story.forget().handle(ev.BreakerAnswered(confirm=answer == "confirm"))
+    assert len(evicted(story)) == (12 if answer == "confirm" else 0)
+    story.pass_time(3)
+    assert len(story.of(act.QueueGroup)) == (0 if answer == "confirm" else 6)
+    assert not breaker(story.machine.state)["open"]
+
+
+def test_places_that_a_reading_does_not_show_count_for_the_breaker_until_they_are_looked_at():
+    gangs = many(6)
+    story = pool(*(pod for gang in gangs for pod in gang), eviction=Eviction(at_least=5))
+    story.pass_time(4)
+    for n, gang in enumerate(gangs):
+        story.handle(ev.GroupQueued(group_uid(plain(gang[0]).group.key), 100 + n))
+    story.pass_time(2)
+    assert breaker(story.machine.state)["open"]
+    for n, gang in enumerate(gangs):
+        uid = group_uid(plain(gang[0]).group.key)
+        job = place(100 + n).but(comment=write_comment(ClaimId(CLUSTER, uid, "group"), "d/m"))
+        story.slurm(job).handle(ev.JobLooked(uid, 100 + n, plain(job)))
+    story.pass_time(1)
+    assert not breaker(story.machine.state)["open"]
+
+
+def test_pods_that_are_made_again_after_a_cancel_are_a_new_gang():
+    story = pool(member(0), member(1))
+    queue(story)
+    ended = place(70).state("CANCELLED")
+    story.slurm(ended).handle(ev.JobLooked(UID, 70, plain(ended)))
+    story.tick()
+    story.gone(member(0))
+    story.see(member(0).but(uid="uid-new0"))
+    story.gone(member(1))
+    story.see(member(1).but(uid="uid-new1"))
+    story.forget().pass_time(25)
+    assert evicted(story) == set()
+    assert only(story.actions, act.QueueGroup).request.members == 2
 
 
 def test_a_place_that_slurmctld_has_forgotten_is_asked_for_again():
