@@ -24,6 +24,7 @@ from slurmbridge.core import (
     shares,
     split,
     ticket,
+    turn,
     wish,
 )
 from slurmbridge.core.action import Allocate, AnnotatePod, LookGroup, Tell
@@ -80,13 +81,9 @@ def see_other(state: State, pod: PodRecord, *, is_gone: bool = False) -> None:
 
 def run(state: State) -> None:
     """Do the next thing for every gang that something has happened to, oldest first."""
-    due, state.waiting.gangs_due = state.waiting.gangs_due, set()
-    if not state.is_synced or state.is_stale:
-        state.waiting.gangs_due = due
-        return
-    found = [g for key in due if (g := state.waiting.gangs.get(key)) is not None]
-    for gang in sorted(found, key=lambda g: (g.since, g.key)):
-        settle(state, gang)
+    if state.is_synced and not state.is_stale:
+        for gang in turn.next_ones(state):
+            settle(state, gang)
 
 
 def tick(state: State) -> None:
@@ -100,11 +97,12 @@ def tick(state: State) -> None:
             waiting.gangs_due.add(gang.key)
         _tell(state, gang)
     ticket.tick(state)
+    turn.tick(state)
 
 
 def _is_over(state: State, gang: GangState, until: float) -> bool:
-    """Whether a gang is to be looked at since a time is over: once at least, for 2 s at most."""
-    return until <= state.now and (gang.settled_at < until or state.now < until + 2.0)
+    """Whether a gang is to be looked at since a time is over, however late: once."""
+    return gang.settled_at < until <= state.now
 
 
 def on_looked(state: State, event: GroupLooked) -> None:
@@ -173,6 +171,8 @@ def settle(state: State, gang: GangState) -> None:
         _let_go(state, gang, [e for p in members if (e := _held(state, p)) is not None])
         return
     if gang.pause is not None and state.now < gang.pause.until:
+        return
+    if not turn.may_look(state, gang):
         return
     may_queue = not started and not held and not ticket.is_anothers(state, gang)
     if may_queue and wish.must_queue(state, missing):

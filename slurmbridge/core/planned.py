@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from slurmbridge.core import gang, lift, publish, release
+from slurmbridge.core import gang, lift, publish, release, turn
 from slurmbridge.core.action import Allocate, AnnotatePod, Queue
 from slurmbridge.core.places import topology
 from slurmbridge.core.settle import must_queue, request_for
@@ -58,7 +58,7 @@ def after_event(state: State) -> None:
         _sort_in(state, uid)
     if waiting.grew:
         waiting.look_anew()
-        waiting.gangs_due |= waiting.gangs.keys()
+        turn.all_again(state)
     if waiting.gangs_due:
         gang.run(state)
     if waiting.buckets and waiting.has_turn:

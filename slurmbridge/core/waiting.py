@@ -15,6 +15,9 @@ from slurmbridge.pool.claim import Ask
 from slurmbridge.pool.record import PodRecord, SlurmJob
 from slurmbridge.topology.graph import Topology
 
+LOOKS_A_TICK = 100_000
+"""Nodes that are looked at in one tick, by all gangs together: a tenth of a second, about."""
+
 
 class Like(NamedTuple):
     """What decides which nodes suit a pod. selector: its nodeSelector, sorted."""
@@ -135,6 +138,7 @@ class GangState:
     uid: of its claim, where it has one for all. cancelled: its place in Slurm's queue was ended.
     short: why it was put into Slurm's queue.
     refusals: so many claims for all members at once were refused in a row. settled_at: last look.
+    round: `Waiting.round` when it was laid last.
     """
 
     key: str
@@ -160,6 +164,7 @@ class GangState:
     short: str = ""
     refusals: int = 0
     settled_at: float = float("-inf")
+    round: int = -1
 
 
 @dataclass(slots=True)
@@ -179,7 +184,8 @@ class Waiting:
     allocation under way. grew: some node has more room than when the buckets were looked at.
     nodes_after, asks_after: what Slurm has refused, not asked for again before. tickets: places in
     Slurm's queue by UID of the gang's claim. adopted: claims of gangs that were found, by job id.
-    gang_uids: key of each group by the UID of its claim.
+    gang_uids: key of each group by the UID of its claim. gangs_later: those that have to wait for
+    the next tick; looks_left: nodes that gangs may look at before that; round: see `turn`.
     """
 
     buckets: dict[Like, Bucket] = field(default_factory=dict)
@@ -201,6 +207,9 @@ class Waiting:
     tickets: dict[str, Ticket] = field(default_factory=dict)
     adopted: dict[int, Adopted] = field(default_factory=dict)
     gang_uids: dict[str, str] = field(default_factory=dict)
+    gangs_later: set[str] = field(default_factory=set)
+    looks_left: int = LOOKS_A_TICK
+    round: int = 0
     topology: Topology | None = None
     topology_of: object = None
     topology_text: str = ""
