@@ -175,8 +175,11 @@ def settle(state: State, gang: GangState) -> None:
     if not turn.may_look(state, gang):
         return
     may_queue = not started and not held and not ticket.is_anothers(state, gang)
-    if may_queue and wish.must_queue(state, missing):
-        _queue(state, gang, missing, "mode: it is to wait in Slurm's queue")
+    if (
+        may_queue
+        and wish.must_queue(state, missing)
+        and _queue(state, gang, missing, "mode: it is to wait in Slurm's queue")
+    ):
         return
     plan = _plan(state, gang, members, missing)
     if isinstance(plan, str):
@@ -251,14 +254,13 @@ def _gpus_of(job: SlurmJob) -> dict[str, int]:
     return {name: use.total for name, use in (job.gpus or {}).items()}
 
 
-def _queue(state: State, gang: GangState, members: list[PodRecord], why: str) -> None:
+def _queue(state: State, gang: GangState, members: list[PodRecord], why: str) -> bool:
     """Ask for a place in Slurm's queue, where the gang can be said in one job and may have one."""
     request = wish.request_of(state, gang, members)
-    if request is None:
-        _wait(state, gang, why)
-    else:
+    if request is not None:
         gang.short = why
         ticket.submit(state, gang, request)
+    return request is not None
 
 
 def _has_begun(state: State, pod: PodRecord) -> bool:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from slurmbridge.core import adopted, evict
+from slurmbridge.core import adopted, evict, turn
 from tests.property.soak import KILLS, run_story
 from tests.support.core_agents import Agents
 from tests.support.core_world import BrokenPromise
@@ -30,6 +30,12 @@ def test_gangs_survive_a_bridge_that_dies_after_every_single_action(first):
 def test_gangs_with_agents_that_see_what_is_left_of_members_made_again():
     for seed in range(2, 62, 2):
         run_story(seed, 150, GangWorld(agents=Agents()), KILLS[seed // 3 % len(KILLS)])
+
+
+def test_no_gang_is_passed_over_where_one_can_be_looked_at_in_each_tick(monkeypatch):
+    monkeypatch.setattr(turn, "LOOKS_A_TICK", 1)
+    for seed in range(401, 431):
+        run_story(seed, 150, GangWorld(agents=Agents() if seed % 2 else None))
 
 
 class Often(GangWorld):

@@ -160,6 +160,21 @@ class GangWorld(World):
             len(known) >= known[0].group.size or bool(begun), "partial_gang", f"{key}: {len(known)}"
         )
 
+    def _check_nobody_waits_beside_room(self) -> None:
+        """No gang that is complete waits for ever while the nodes would take all of it."""
+        super()._check_nobody_waits_beside_room()
+        state = self.machine.state
+        free = [v.free_total for v in state.views.values() if v.agent and not v.blocked]
+        for gang in state.waiting.gangs.values():
+            pods = [state.pods[uid] for uid in gang.members if uid in state.pods]
+            if len(pods) != gang.size or gang.cancelled or gang.uid in state.waiting.tickets:
+                continue
+            is_idle = all(keys.GATE in pod.gates and pod.uid not in state.book for pod in pods)
+            # What is found under its name comes first.
+            if is_idle and not any(f.uid == gang.uid for f in state.waiting.adopted.values()):
+                room = sum(count // pods[0].gpu.count for count in free)
+                self._demand(room < len(pods), "stuck", f"{gang.key} waits, free are {free}")
+
     def _check_settled(self) -> None:
         super()._check_settled()
         for pod in self.pods.values():

@@ -6,6 +6,7 @@ import pytest
 
 from slurmbridge.core import action as act
 from slurmbridge.core import event as ev
+from slurmbridge.core import spare
 from slurmbridge.pool import keys
 from slurmbridge.pool.claim import ClaimId, group_uid, write_comment
 from slurmbridge.pool.group import Group
@@ -199,3 +200,22 @@ def test_a_place_that_was_found_waiting_is_given_out_at_once_when_it_starts():
     story.slurm(claim(70, "n3", "n4"))
     story.handle(ev.JobLooked(UID, 70, plain(story.jobs[70])))
     assert set(lifted(story.actions)) == {"uid-g0", "uid-g1"}
+
+
+@pytest.mark.parametrize("size", [16, 64])
+def test_after_a_kill_it_is_asked_of_each_pod_once_what_it_says_however_many_there_are(
+    size, monkeypatch
+):
+    asked = []
+    read = spare.written_claim
+    monkeypatch.setattr(spare, "written_claim", lambda pod: asked.append(pod.uid) or read(pod))
+    names = [f"n{i}" for i in range(size // 8)]
+    pods = [
+        make_pod(f"g{i}").but(group=Group("own", "default", "g", size=size, rank=(i,)))
+        for i in range(size)
+    ]
+    for i, pod in enumerate(pods):
+        pod.on(names[i // 8], 70, str(i % 8))
+    story = Story(*names).slurm(claim(70, *names)).start(*pods)
+    assert {story.phase(pod) for pod in pods} == {"bound"}
+    assert len(asked) == size

@@ -569,6 +569,15 @@ def test_a_gang_that_is_to_be_queued_is_queued_though_there_is_room():
     assert none(story.actions, act.Allocate)
 
 
+@pytest.mark.parametrize("notes", [{}, {"SEGMENT": "1"}])
+def test_one_that_cannot_be_said_in_one_job_starts_at_once_though_it_is_to_be_queued(notes):
+    gpus = (8, 8) if notes else (8, 4)
+    pods = [member(i, gpus=count, MODE="queued", **notes) for i, count in enumerate(gpus)]
+    story = pool(*pods, busy=())
+    assert len(story.of(act.Allocate)) == 2
+    assert none(story.pass_time(20), act.QueueGroup)
+
+
 def test_one_that_wants_now_or_nothing_is_not_queued():
     story = pool(member(0, MODE="immediate"), member(1))
     assert none(story.pass_time(20), act.QueueGroup)
