@@ -494,17 +494,9 @@ class Agent:
 
     def _write_hooks(self) -> None:
         """The hooks' configuration, for sites that let the agent write it."""
-        body: dict[str, Any] = {
-            "socket": f"{self._node.run}/node.sock",
-            "state": f"{self._node.run}/node.json",
-            "cluster": self._config.policy.cluster,
-            "owner_uids": list(self._node.owner_uids),
-            "cgroup_root": self._node.cgroup_root,
-            "monitors": list(self._node.monitors),
-        }
         path = Path(self._node.run) / "hooks.json"
         part = path.with_name(f".hooks.{os.getpid()}")
-        part.write_text(json.dumps(body, indent=1), encoding="utf-8")
+        part.write_text(json.dumps(hooks_conf(self._config), indent=1), encoding="utf-8")
         part.replace(path)
 
     def _live(self) -> Checks:
@@ -551,6 +543,20 @@ class Agent:
             plugin=dict(self._plugin.counts),
             hooks=dict(self._gate.counts),
         )
+
+
+def hooks_conf(config: Config) -> dict[str, Any]:
+    """hooks.json: what `slurm_script.DEFAULTS` has, as this node is configured."""
+    node = config.node
+    return {
+        "socket": f"{node.run}/node.sock",
+        "state": f"{node.run}/node.json",
+        "cluster": config.policy.cluster,
+        "owner_uids": list(node.owner_uids),
+        "cgroup_root": node.cgroup_root,
+        "monitors": list(node.monitors),
+        **msgspec.structs.asdict(node.hooks),
+    }
 
 
 async def run(config: Config) -> None:

@@ -195,6 +195,22 @@ class Rules(_Section, frozen=True):
     gangs_as_one: bool = False
 
 
+class Hooks(_Section, frozen=True):
+    """What Slurm's Epilog and Prolog do on a pool node; the agent writes hooks.json at its start.
+
+    longest_hold_s: seconds for which the Epilog holds up the end of a claim, then the node is
+        drained. PrologEpilogTimeout of slurm.conf must be longer.
+    prolog_wait_s: seconds for which the Prolog of a native job waits for GPUs that a pod still
+        uses. BatchStartTimeout of slurm.conf (10) must be longer.
+    on_busy: what is done then: `requeue` the job (one that cannot be is cancelled), or `drain` the
+        node.
+    """
+
+    longest_hold_s: Annotated[float, msgspec.Meta(ge=1, le=86400)] = 900.0
+    prolog_wait_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 8.0
+    on_busy: Literal["requeue", "drain"] = "requeue"
+
+
 class Node(_Section, frozen=True):
     """The agent of a pool node (`slurmbridge node`); the bridge does not read it.
 
@@ -212,6 +228,7 @@ class Node(_Section, frozen=True):
     monitors: commands that may hold a GPU open without using it.
     look_s: seconds between two looks at the node.
     quarantine: a GPU with a finding is reported unhealthy to the kubelet.
+    hooks: what Slurm's Epilog and Prolog do.
     bridge: addresses of the bridges' link; none: the agent works without.
     bridge_name: name in the bridge's certificate; empty: the host of the address.
     tls: certificates for the link (client_ca: the authority of the bridge).
@@ -238,6 +255,7 @@ class Node(_Section, frozen=True):
     )
     look_s: Annotated[float, msgspec.Meta(ge=0.05, le=60)] = 0.5
     quarantine: bool = False
+    hooks: Hooks = Hooks()
     bridge: tuple[str, ...] = ()
     bridge_name: str = ""
     tls: Tls | None = None

@@ -113,7 +113,11 @@ class Gate:
         job_id = int(job["id"])
         self.counts[ask] = self.counts.get(ask, 0) + 1
         if ask == "hold":
-            return await self._hold(job_id, {str(uid) for uid in question["uids"]})
+            uids = question["uids"]
+            asked = None if uids is None else {str(uid) for uid in uids}
+            why = await self._hold(job_id, asked, parse_indices(str(job.get("gpus", ""))))
+            self._note(job_id, why)
+            return why
         if ask == "handover":
             return await self._hand_over(job_id, job)
         if ask == "ended":
@@ -124,7 +128,9 @@ class Gate:
             return ""
         raise ParseError(ask, "no question of a hook")
 
-    async def _hold(self, job_id: int, uids: set[str]) -> str:
+    async def _hold(self, job_id: int, asked: set[str] | None, gpus: Collection[int]) -> str:
+        """Why the end of a claim must wait. asked: UIDs of its pods, None: the hook knows none."""
+        uids = set(asked or ())
         uids |= {entry.uid for entry in self._book.pods.values() if entry.job_id == job_id}
         for pod in self._pods.known():
             if pod.job_id == job_id:
@@ -138,14 +144,24 @@ class Gate:
                 # Covered anew since (a claim that slurmctld had forgotten): this end frees nothing.
                 # slurmctld is asked, since whoever may patch a pod can write any claim on it.
                 uids.discard(pod.uid)
-        why = await self._look.left(uids)
+        why = ""
+        if asked is None:
+            known = {pod.uid for pod in self._pods.known()} | set(self._book.pods)
+            why = await self._look.strangers(known)
+        why = why or await self._look.left(uids)
+        if why or not uids:
+            return why
+        # Nobody but this claim may be on its GPUs yet, but a job that came after a lost claim.
+        native = {index for one in self._book.native.values() for index in one.gpus}
+        return await self._look.contexts(set(gpus) - native)
+
+    def _note(self, job_id: int, why: str) -> None:
         if why:
             if job_id not in self.held:
                 _log.info("end of a claim is held", job=job_id, why=why)
             self.held[job_id] = why
         elif self.held.pop(job_id, None) is not None:
             _log.info("end of a claim is let go", job=job_id)
-        return why
 
     async def _hand_over(self, job_id: int, job: dict[str, Any]) -> str:
         gpus = parse_indices(str(job["gpus"]))

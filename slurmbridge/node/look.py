@@ -6,6 +6,7 @@ Blocking parts run in a thread. What could not be asked is said (`is_whole`), ne
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -24,12 +25,17 @@ VISIBLE: Final = b"NVIDIA_VISIBLE_DEVICES="
 
 
 class GpuUser(msgspec.Struct, frozen=True):
-    """A process that uses a GPU. pod: UID of the pod it runs in, "" for none."""
+    """A process that uses a GPU, or whose context outlives it (command "").
+
+    pod: UID of the pod it runs in, "" for none. job: id of its Slurm job where Slurm has cgroups,
+    0 for none.
+    """
 
     pid: int
     pod: str
     index: int
     command: str = ""
+    job: int = 0
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -123,6 +129,21 @@ class NodeLook:
                 return f"pod {entry.ref} is still admitted by the kubelet"
         return ""
 
+    async def strangers(self, known: Collection[str]) -> str:
+        """Why a claim of unknown pods cannot end; "" when every pod here is known."""
+        return await asyncio.to_thread(script.strangers, known, self._conf)
+
+    async def contexts(self, indices: Collection[int]) -> str:
+        """What outside all pods and jobs has a context on GPUs, by the driver; "" when nothing.
+
+        Such a process has left its pod's cgroup and mounts, or its context outlives it. Raises as
+        `users`.
+        """
+        for user in await self.users(indices) if indices else ():
+            if not user.pod and not user.job:
+                return f"process {user.pid} of no pod has a context on {named([user.index])}"
+        return ""
+
     async def users(self, indices: Collection[int]) -> list[GpuUser]:
         """Processes that use GPUs now.
 
@@ -162,6 +183,12 @@ class NodeLook:
             return self._seen
 
     def _look(self, devices: DeviceMap) -> _Seen:
+        try:
+            return self._look_whole(devices)
+        except OSError as error:
+            return {}, (), {}, f"cgroups and processes cannot be read: {error}"
+
+    def _look_whole(self, devices: DeviceMap) -> _Seen:
         folders = script.pod_cgroups(self._conf["cgroup_root"])
         groups = {uid: frozenset(script.cgroup_processes(f)) for uid, f in folders.items()}
         pod_of = {pid: uid for uid, pids in groups.items() for pid in pids}
@@ -172,10 +199,12 @@ class NodeLook:
         by_uuid = {gpu.uuid: gpu for gpu in gpus}
         for gpu in gpus:
             identity = script.file_identity(gpu.path)
-            if identity is not None:
-                wanted[identity] = gpu.index
+            if identity is None:
+                raise FileNotFoundError(errno.ENOENT, "cannot be looked at", gpu.path)
+            wanted[identity] = gpu.index
         for pid, indices in script.open_devices(pod_of, wanted).items():
             found |= {(pid, index) for index in indices}
+        contexts: set[tuple[int, int]] = set()
         usage: dict[str, Usage] = {}
         fault = ""
         try:
@@ -185,13 +214,16 @@ class NodeLook:
         for uuid, use in usage.items():
             known = by_uuid.get(uuid)
             if known is not None:
-                found |= {(pid, known.index) for pid in use.pids}
+                contexts |= {(pid, known.index) for pid in use.pids}
         users = []
-        for pid, index in sorted(found):
+        for pid, index in sorted(found | contexts):
             command = script.command_of(pid)
-            # An empty name: it has just ended.
-            if command and command not in self._conf["monitors"]:
-                users.append(GpuUser(pid, pod_of.get(pid, ""), index, command))
+            if command in self._conf["monitors"]:
+                continue
+            # An empty name: it has just ended, which its context may not have.
+            if command or (pid, index) in contexts:
+                pod, job = (pod_of[pid], 0) if pid in pod_of else script.owner_of(pid)
+                users.append(GpuUser(pid, pod, index, command, job))
         return groups, tuple(users), usage, fault
 
 

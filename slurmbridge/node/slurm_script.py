@@ -10,7 +10,8 @@ slurmctld has forgotten in a crash.
 
 Both ask the agent over a unix socket. When it does not answer they look for themselves: at the
 cgroups and processes of the pod, and at the file in which the agent has written down who has what.
-Not knowing counts as in use. After `longest_hold_s` the node is drained and the Epilog fails.
+Not knowing counts as in use: a process or cgroup that ended between listing and reading is gone,
+any other error is not. After `longest_hold_s` the node is drained and the Epilog fails.
 
 Configuration: JSON, path in SLURMBRIDGE_HOOKS, else /etc/slurmbridge/hooks.json; see `DEFAULTS`.
 The agent uses the same functions to look, so that both always see the same.
@@ -19,6 +20,7 @@ The agent uses the same functions to look, so that both always see the same.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -46,10 +48,12 @@ DEFAULTS: dict[str, Any] = {
     "monitors": ["nvidia-persiste", "nv-hostengine", "dcgm-exporter", "nvidia-smi", "slurmbridge"],
     "poll_s": 0.1,
     "longest_hold_s": 900.0,
-    # How long a native job waits for its GPUs, then: "requeue" or "drain".
+    # How long a native job waits for its GPUs (BatchStartTimeout of slurm.conf must be longer), and
+    # then: "requeue" it, or "drain" the node.
     "prolog_wait_s": 8.0,
     "on_busy": "requeue",
     "scontrol": "scontrol",
+    "nvidia_smi": "nvidia-smi",
     "scancel": "scancel",
 }
 ASK_S = 5.0
@@ -68,10 +72,25 @@ _POD_CGROUP = re.compile(
     r"(?:^|[/-])pod(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4,12}){4})(?:\.slice)?(?:/|$)"
 )
 _STATIC_POD_CGROUP = re.compile(r"(?:^|[/-])pod(?P<uid>[0-9a-f]{32})(?:\.slice)?(?:/|$)")
+_JOB_CGROUP = re.compile(r"/job_(?P<id>[0-9]{1,10})(?:/|$)", re.ASCII)
+DRIVER = "/proc/driver/nvidia/version"
+"""Is there where NVIDIA's driver is loaded."""
 CGROUP_DEPTH = 6
+ENDED = frozenset({errno.ENOENT, errno.ESRCH, errno.ENODEV})
+"""Errors of a process or cgroup that has ended meanwhile."""
 
 
-# What is on this node: used by the agent too.
+# What is on this node: used by the agent too. OSError: it cannot be known now.
+
+
+@contextlib.contextmanager
+def _unless_ended(*also: int) -> Iterator[None]:
+    """What has ended meanwhile is passed over; any other error goes on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in ENDED and error.errno not in also:
+            raise
 
 
 def pod_of_cgroup(path: str) -> str:
@@ -94,10 +113,16 @@ def pod_cgroups(root: str = "", base: str = CGROUPS) -> dict[str, list[str]]:
         root: the kubelet's `cgroupRoot`; "": pods anywhere.
         base: where the hierarchies are mounted.
 
+    Raises:
+        OSError: they cannot be read, or none has the root: pods may be anywhere.
+
     """
     found: dict[str, list[str]] = {}
-    for hierarchy in _hierarchies(base):
-        top = os.path.join(hierarchy, root.strip("/")) if root.strip("/") else hierarchy
+    below = root.strip("/")
+    tops = [(one, os.path.join(one, below) if below else one) for one in _hierarchies(base)]
+    if not any(os.path.isdir(top) for _, top in tops):
+        raise FileNotFoundError(errno.ENOENT, "no cgroups here", os.path.join(base, below))
+    for hierarchy, top in tops:
         for folder in _folders(top, CGROUP_DEPTH):
             uid = pod_of_cgroup(folder[len(hierarchy) :])
             if uid:
@@ -108,20 +133,15 @@ def pod_cgroups(root: str = "", base: str = CGROUPS) -> dict[str, list[str]]:
 def _hierarchies(base: str) -> list[str]:
     if os.path.exists(os.path.join(base, "cgroup.controllers")):
         return [base]
-    try:
-        with os.scandir(base) as entries:
-            return sorted(e.path for e in entries if e.is_dir(follow_symlinks=False))
-    except OSError:
-        return []
+    with os.scandir(base) as entries:
+        return sorted(e.path for e in entries if e.is_dir(follow_symlinks=False))
 
 
 def _folders(top: str, depth: int) -> Iterator[str]:
     """Folders of pods below `top`; what is inside a pod's folder is not looked at."""
-    try:
-        with os.scandir(top) as entries:
-            folders = [e.path for e in entries if e.is_dir(follow_symlinks=False)]
-    except OSError:
-        return
+    folders: list[str] = []
+    with _unless_ended(), os.scandir(top) as entries:
+        folders = [e.path for e in entries if e.is_dir(follow_symlinks=False)]
     for folder in folders:
         if pod_of_cgroup(os.path.basename(folder)):
             yield folder
@@ -133,14 +153,20 @@ def cgroup_processes(folders: Iterable[str]) -> set[int]:
     """Process ids in cgroup folders and below."""
     pids: set[int] = set()
     for top in folders:
-        for folder, _, files in os.walk(top):
+        for folder, _, files in os.walk(top, onerror=_walk_on):
             if "cgroup.procs" in files:
-                try:
-                    with open(os.path.join(folder, "cgroup.procs"), encoding="ascii") as file:
-                        pids.update(int(line) for line in file if line.strip() != "0")
-                except (OSError, ValueError):
-                    continue
+                # A threaded cgroup (v2) has none of its own: they stand in the one above.
+                with (
+                    _unless_ended(errno.EOPNOTSUPP),
+                    open(os.path.join(folder, "cgroup.procs"), encoding="ascii") as file,
+                ):
+                    pids.update(int(line) for line in file if line.strip() != "0")
     return pids
+
+
+def _walk_on(error: OSError) -> None:
+    with _unless_ended():
+        raise error
 
 
 def all_pids(proc: str = "/proc") -> list[int]:
@@ -157,15 +183,18 @@ def mounted_pods(proc: str = "/proc") -> dict[str, set[int]]:
     found: dict[str, set[int]] = {}
     known: dict[str, frozenset[str]] = {}
     for pid in all_pids(proc):
-        try:
-            namespace = os.readlink(f"{proc}/{pid}/ns/mnt")
+        # A zombie's mounts are an invalid argument.
+        with _unless_ended(errno.EINVAL):
+            try:
+                namespace = os.readlink(f"{proc}/{pid}/ns/mnt")
+            except PermissionError:
+                # Only to read the mounts of each namespace once; whether they can be read counts.
+                namespace = f"of process {pid}"
             if namespace not in known:
                 with open(f"{proc}/{pid}/mountinfo", encoding="utf-8", errors="replace") as file:
                     known[namespace] = frozenset(_pods_of_mounts(file))
-        except OSError:
-            continue
-        for uid in known[namespace]:
-            found.setdefault(uid, set()).add(pid)
+            for uid in known[namespace]:
+                found.setdefault(uid, set()).add(pid)
     return found
 
 
@@ -203,33 +232,71 @@ def open_devices(
 ) -> dict[int, set[int]]:
     """Process id -> the numbers of those wanted devices that it holds open."""
     found: dict[int, set[int]] = {}
-    for pid in pids:
-        try:
+    for pid in pids if wanted else ():
+        numbers: list[str] = []
+        with _unless_ended():
             numbers = os.listdir(f"{proc}/{pid}/fd")
-        except OSError:
-            continue
         for number in numbers:
-            try:
-                device = wanted.get(_identity(os.stat(f"{proc}/{pid}/fd/{number}")))
-            except OSError:
-                continue
+            device = wanted.get(_opened(f"{proc}/{pid}/fd/{number}"))
             if device is not None:
                 found.setdefault(pid, set()).add(device)
     return found
 
 
+def _opened(link: str) -> tuple[str, int, int]:
+    """Identity of an open file; one that has been closed is none.
+
+    A file of a user's or a dead file system (FUSE, NFS) cannot be looked at, and is no device: only
+    where the link itself is closed to us, or leads into /dev, nothing is known.
+    """
+    try:
+        return _identity(os.stat(link))
+    except OSError as error:
+        if error.errno not in ENDED:
+            with _unless_ended():
+                if os.readlink(link).startswith("/dev/"):
+                    raise
+        return "", 0, 0
+
+
 def command_of(pid: int, proc: str = "/proc") -> str:
     """First 15 characters of the command's name; "" when the process is gone."""
-    try:
-        with open(f"{proc}/{pid}/comm", encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+    with (
+        _unless_ended(),
+        open(f"{proc}/{pid}/comm", encoding="utf-8", errors="replace") as file,
+    ):
+        return file.read().strip()
+    return ""
+
+
+def owner_of(pid: int, proc: str = "/proc") -> tuple[str, int]:
+    """UID of the pod and id of the Slurm job that a process runs in; "" and 0: in none, or gone.
+
+    By its cgroup, else by its mounts: a process can be moved out of its pod's cgroup.
+    """
+    pod, job = "", 0
+    with _unless_ended(errno.EINVAL):
+        with open(f"{proc}/{pid}/cgroup", encoding="utf-8", errors="replace") as file:
+            for path in (line.rstrip("\n").partition(":")[2].partition(":")[2] for line in file):
+                match = _JOB_CGROUP.search(path)
+                pod, job = pod or pod_of_cgroup(path), int(match["id"]) if match else job
+        if not pod and not job:
+            with open(f"{proc}/{pid}/mountinfo", encoding="utf-8", errors="replace") as file:
+                pod = next(_pods_of_mounts(file), "")
+    return pod, job
 
 
 def left_of_pods(uids: Iterable[str], conf: Mapping[str, Any]) -> str:
     """What is left of pods on this node, for people; "" when nothing is."""
-    wanted = set(uids)
+    try:
+        return _left_of(set(uids), conf)
+    except OSError as error:
+        return f"not known what is left of the pod: {error}"
+
+
+def _left_of(wanted: set[str], conf: Mapping[str, Any]) -> str:
+    if not wanted:
+        return ""
     groups = {u: f for u, f in pod_cgroups(conf["cgroup_root"]).items() if u in wanted}
     if groups:
         uid = min(groups)
@@ -244,15 +311,45 @@ def left_of_pods(uids: Iterable[str], conf: Mapping[str, Any]) -> str:
 def users_of(paths: Mapping[int, str], conf: Mapping[str, Any]) -> str:
     """Which pod's process holds one of these device files open (index -> path); "" when none."""
     wanted = {}
-    for index, path in paths.items():
+    for index, path in sorted(paths.items()):
         identity = file_identity(path)
-        if identity is not None:
-            wanted[identity] = index
-    groups = pod_cgroups(conf["cgroup_root"])
-    for uid, folders in groups.items():
+        if identity is None:
+            return f"not known who uses GPU {index}: {path} cannot be looked at"
+        wanted[identity] = index
+    for uid, folders in pod_cgroups(conf["cgroup_root"]).items():
         pids = [p for p in cgroup_processes(folders) if command_of(p) not in conf["monitors"]]
         for pid, indices in open_devices(pids, wanted).items():
             return f"process {pid} of pod {uid} holds GPU {_some(indices)} open"
+    return ""
+
+
+def contexts_left(gpus: str, conf: Mapping[str, Any]) -> str:
+    """Which process outside all pods and jobs has a context on GPUs (`0,2-3`), by nvidia-smi.
+
+    Such a one has left its pod's cgroup and mounts, or its context outlives it. "": none, or no
+    driver of NVIDIA's is loaded. A MIG device stands under the UUID of its GPU, which the agent's
+    file does not have: what is not known counts.
+    """
+    wanted = expand(gpus)
+    if not wanted or not os.path.exists(DRIVER):
+        return ""
+    query = ("--query-compute-apps=pid,gpu_uuid", "--format=csv,noheader")
+    shown = run(conf["nvidia_smi"], *query)
+    if shown is None:
+        return "not known who uses the GPUs: the driver does not answer"
+    named = {g["uuid"]: g["index"] for g in (read_state(conf) or {}).get("gpus", [])}
+    for line in shown.splitlines():
+        pid, _, uuid = (part.strip() for part in line.partition(","))
+        if not pid.isdigit():
+            return f"not known who uses the GPUs: nvidia-smi says {line[:80]!r}"
+        if named.get(uuid, min(wanted)) not in wanted:
+            continue
+        try:
+            is_other = any(owner_of(int(pid))) or command_of(int(pid)) in conf["monitors"]
+        except OSError as error:
+            return f"not known who uses the GPUs: {error}"
+        if not is_other:
+            return f"process {pid} of no pod has a context on GPU {named.get(uuid, uuid)}"
     return ""
 
 
@@ -314,10 +411,12 @@ def ask_agent(question: Mapping[str, Any], conf: Mapping[str, Any]) -> dict[str,
 
 
 def read_state(conf: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the agent has written down last; None: nothing that can be read."""
+    """What the agent has written down last; {}: it has not, None: it cannot be read."""
     try:
         with open(conf["state"], encoding="utf-8") as file:
             state = json.load(file)
+    except FileNotFoundError:
+        return {}
     except (OSError, ValueError):
         return None
     return state if isinstance(state, dict) and state.get("version") == 1 else None
@@ -339,8 +438,11 @@ def claimed_pods(job: Mapping[str, str], conf: Mapping[str, Any]) -> set[str] | 
         return set()
     match = _COMMENT.fullmatch(comment)
     if match is None:
+        if comment:
+            return set()
         # After a crash of slurmctld the comment may be empty (22.05.8).
-        return noted if not comment else set()
+        is_known = state is not None or not is_of_owner(job, conf, unknown=True)
+        return noted if is_known else None
     if conf["cluster"] not in ("", match["cluster"]) or not is_of_owner(job, conf, unknown=True):
         return set()
     if match["kind"] == "pod":
@@ -374,12 +476,14 @@ def epilog(conf: Mapping[str, Any]) -> int:
     began = time.monotonic()
     said = ""
     while True:
-        answer = ask_agent({"ask": "hold", "job": job, "uids": sorted(uids or ())}, conf)
+        asked = None if uids is None else sorted(uids)
+        answer = ask_agent({"ask": "hold", "job": job, "uids": asked}, conf)
         if answer is not None:
             why = answer["why"]
         else:
             uids = claimed_pods(job, conf)
-            why = strangers(conf) if uids is None else left_of_pods(uids, conf)
+            why = unknown_left(conf) if uids is None else left_of_pods(uids, conf)
+            why = why or contexts_left(job["gpus"], conf)
         if not why:
             return 0
         held = time.monotonic() - began
@@ -392,10 +496,17 @@ def epilog(conf: Mapping[str, Any]) -> int:
         time.sleep(conf["poll_s"])
 
 
-def strangers(conf: Mapping[str, Any]) -> str:
-    """Why a claim of unknown pods cannot end: pods of which nobody knows whose they are."""
-    noted = {str(pod["uid"]) for pod in (read_state(conf) or {}).get("pods", [])}
-    here = sorted(set(pod_cgroups(conf["cgroup_root"])) - noted)
+def unknown_left(conf: Mapping[str, Any]) -> str:
+    """What is left of a claim of which the agent's file does not say the pods."""
+    return strangers({str(pod["uid"]) for pod in (read_state(conf) or {}).get("pods", [])}, conf)
+
+
+def strangers(known: Iterable[str], conf: Mapping[str, Any]) -> str:
+    """Why a claim of unknown pods cannot end: a pod of which nobody knows whose it is."""
+    try:
+        here = sorted(set(pod_cgroups(conf["cgroup_root"])).difference(known))
+    except OSError as error:
+        return f"not known which pods are here: {error}"
     return f"nobody can say which pods this claim covers, maybe {here[0]}" if here else ""
 
 
@@ -435,17 +546,23 @@ def prolog(conf: Mapping[str, Any]) -> int:
 def busy_by_look(gpus: str, conf: Mapping[str, Any]) -> str:
     """Why GPUs (`0,2-3`) cannot be handed over, without the agent; "" when they can."""
     wanted = expand(gpus)
-    groups = pod_cgroups(conf["cgroup_root"])
-    state = read_state(conf)
-    if state is None:
-        return f"no agent, and {len(groups)} pods are here" if groups else ""
-    known = set()
-    for pod in state.get("pods", []):
-        known.add(pod["uid"])
-        if wanted & set(pod.get("gpus", ())) and pod["uid"] in groups:
-            return f"pod {pod['uid']} has GPU {_some(wanted & set(pod['gpus']))}"
-    paths = {g["index"]: g["path"] for g in state.get("gpus", []) if g["index"] in wanted}
-    return users_of(paths, conf)
+    if not wanted:
+        return f"not known which GPUs {gpus!r} are"
+    try:
+        here = len(pod_cgroups(conf["cgroup_root"]))
+        state = read_state(conf)
+        if not state:
+            return f"no agent, and {here} pods are here" if here else ""
+        pods = state.get("pods", [])
+        why = left_of_pods([p["uid"] for p in pods if wanted & set(p.get("gpus", ()))], conf)
+        if why or not here:
+            return why
+        paths = {g["index"]: g["path"] for g in state.get("gpus", []) if g["index"] in wanted}
+        if wanted - set(paths):
+            return f"not known who uses GPU {_some(wanted - set(paths))}: not in the agent's file"
+        return users_of(paths, conf)
+    except OSError as error:
+        return f"not known who uses the GPUs: {error}"
 
 
 def expand(text: str) -> set[int]:

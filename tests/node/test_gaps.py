@@ -218,6 +218,30 @@ def test_a_job_that_was_forgotten_by_slurmctld_is_fenced_by_the_prolog(whole, fi
     assert pool.overlaps()[found:] == []
 
 
+def test_a_native_job_on_a_pods_gpus_drains_the_node_where_the_site_says_so(whole):
+    """The same fence with `on_busy: drain`: nothing runs, and a person must look."""
+    pool = whole
+    name = unique("covered")
+    body = pool.pod(name, 2, ignore_term=True)
+    placed = []
+    wait(lambda: placed.append(pool.place(body, NODE)) or placed[-1], 30, "room")
+    pool.wait_running(name)
+    pool.without_epilog(lambda: pool.slurm.run("scancel", str(placed[-1].job_id)))
+    state = lambda: pool.slurm.run("scontrol", "show", "node", "-o", NODE)  # noqa: E731
+    with pool.other_hooks(NODE, on_busy="drain", prolog_wait_s=0.2):
+        job = pool.native(pool.gpus, node=NODE, run_s=0.2)
+        wait(lambda: "DRAIN" in state(), 40, "drained", pool.slurm.run, "squeue")
+    assert f"Reason=slurmbridge-node: GPU 0,1,2,3,4,5,6,7 given to job {job}: pod " in state()
+    wait(lambda: pool.job_state(job) != "RUNNING", 20, "the job does not run")
+    assert not (pool.marks / "start" / f"job-{job}").exists()
+    assert pool.pod_pids(NODE, placed[-1].uid)
+    pool.slurm.run("scancel", str(job))
+    pool.delete(name, grace_s=0)
+    wait(lambda: not pool.pod_pids(NODE, placed[-1].uid), 30, "pod ends")
+    pool.slurm.run("scontrol", "update", f"NodeName={NODE}", "State=RESUME")
+    wait(lambda: "DRAIN" not in state(), 20, "resumed", state)
+
+
 def test_an_interactive_job_on_a_pods_gpus_is_cancelled_before_its_task_runs(whole):
     """A job that cannot be requeued, and a claim that Slurm has lost: the same fence."""
     pool = whole

@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -169,7 +170,7 @@ class NodePool:
                 "cgroup_root": self.node[name].cgroup_root,
                 **self.hooks,
             }
-            (self.run_folder(name) / "hooks-test.json").write_text(json.dumps(hooks))
+            self._hooks_conf(name).write_text(json.dumps(hooks))
         for hook in ("epilog", "prolog"):
             path = self._hook(hook)
             command = f"exec {sys.executable} -I -S {SCRIPT} {hook}"
@@ -181,6 +182,19 @@ class NodePool:
             ]
             path.write_text("\n".join(lines) + "\n")
             path.chmod(0o755)
+
+    def _hooks_conf(self, node: str) -> Path:
+        return self.run_folder(node) / "hooks-test.json"
+
+    @contextlib.contextmanager
+    def other_hooks(self, node: str, **more: Any) -> Iterator[None]:
+        """Epilog and Prolog of a node with another configuration."""
+        text = self._hooks_conf(node).read_text()
+        self._hooks_conf(node).write_text(json.dumps({**json.loads(text), **more}))
+        try:
+            yield
+        finally:
+            self._hooks_conf(node).write_text(text)
 
     # Agents
 

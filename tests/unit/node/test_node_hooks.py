@@ -67,7 +67,8 @@ def test_pods_are_found_in_a_tree_of_cgroups(tmp_path):
     assert list(found) == [UID]
     assert script.cgroup_processes(found[UID]) == {17}
     assert script.pod_cgroups("/site", str(tmp_path)) == found
-    assert script.pod_cgroups("/elsewhere", str(tmp_path)) == {}
+    with pytest.raises(OSError, match="no cgroups here"):
+        script.pod_cgroups("/elsewhere", str(tmp_path))
 
 
 def test_an_empty_cgroup_still_holds(tmp_path, monkeypatch):
@@ -144,4 +145,4 @@ def test_a_claim_of_unknown_pods_is_held_while_there_are_pods_that_nobody_knows(
     assert script.claimed_pods(job(GROUP), made) is None
     for here, held in (({UID: []}, False), ({UID: [], "u-9": []}, True)):
         monkeypatch.setattr(script, "pod_cgroups", lambda _root, here=here: here)
-        assert bool(script.strangers(made)) is held
+        assert bool(script.unknown_left(made)) is held
