@@ -25,6 +25,7 @@ from slurmbridge.admin import AdminServer, Checks
 from slurmbridge.clock import Clock, SystemClock
 from slurmbridge.config import Config
 from slurmbridge.kube.access import Access
+from slurmbridge.kube.events import EventTeller, Subject
 from slurmbridge.kube.reflector import Added, Change, Deleted, Modified, Reflector
 from slurmbridge.kube.reflector import Listed as ListedPods
 from slurmbridge.kube.session import KubeSession, resource_path
@@ -41,6 +42,7 @@ from slurmbridge.node.kubelet import Registration
 from slurmbridge.node.listing import PodResources
 from slurmbridge.node.look import NodeLook, Sample, is_listed
 from slurmbridge.node.metrics import NodeCollector, NodeFigures
+from slurmbridge.node.native import CHECK_S, NativeJobs
 from slurmbridge.node.nvml import NvmlInventory
 from slurmbridge.node.plugin import DevicePlugin, Response
 from slurmbridge.node.podfacts import read_facts
@@ -165,6 +167,7 @@ class Agent:
         self._jobs = JobDetails(
             SlurmCommand(config.slurm.conf, config.slurm.commands, concurrency=2)
         )
+        self._native = NativeJobs(self.book, self._jobs, self.slurm_name)
         self._sample = Sample(float("-inf"))
         self._look_s = 0.0
         self._given: dict[str, float] = {}
@@ -196,6 +199,13 @@ class Agent:
         self._remap(self._read_map())
         async with KubeSession(access, connections=8) as session:
             self._pods = NodePods(session, self.name, node.resource, self._clock)
+            self._events = EventTeller(
+                session,
+                "slurmbridge-node",
+                self.name,
+                clock=self._clock,
+                uniform=random.random,
+            )
             self._plugin = DevicePlugin(
                 devices=lambda: self._devices,
                 healthy=self._healthy,
@@ -236,6 +246,8 @@ class Agent:
                 self._registration.run(),
                 self._pods.reflector.run(self._pods.take),
                 self._look_on(),
+                self._check_native(),
+                self._events.run(),
             ]
             if node.bridge:
                 self._client = self._link()
@@ -313,11 +325,19 @@ class Agent:
             return f"job {job_id} holds other GPUs on {self.slurm_name}"
         return ""
 
+    def _tell(self, finding: NodeFinding) -> None:
+        """Log a finding, and write it under the node for `kubectl describe`."""
+        _log.warning("finding", kind=finding.kind, text=finding.text)
+        reason = "".join(word.capitalize() for word in finding.kind.split("_"))
+        # Events about nodes carry the node's name as its UID (so does the kubelet).
+        node = Subject("Node", self.name, self.name)
+        self._events.tell(node, reason, finding.text, warning=True)
+
     def _alarm(self, subject: str, text: str) -> None:
         _log.error("ALARM", subject=subject, text=text)
-        self._alarms["alarm", subject] = NodeFinding(
-            "alarm", subject, text, since=self._clock.steady()
-        )
+        finding = NodeFinding("alarm", subject, text, since=self._clock.steady())
+        self._alarms["alarm", subject] = finding
+        self._tell(finding)
         self._woken.set()
 
     def _link(self) -> NodeClient:
@@ -380,6 +400,16 @@ class Agent:
             except TimeoutError:
                 continue
 
+    async def _check_native(self) -> None:
+        """Native jobs by slurmctld, now and then."""
+        while True:
+            await self._clock.sleep(CHECK_S)
+            alive = {user.job for user in self._sample.users}
+            try:
+                await self._native.check(self._orders.owners, alive)
+            except OSError as error:
+                _log.warning("the book cannot be written", error=str(error))
+
     async def _look_once(self) -> None:
         after = 0 if self._client is None else self._client.acked
         sample = await self.look.sample()
@@ -400,11 +430,9 @@ class Agent:
         told, self._since = audit.settle(self._clock.steady(), found, self._since)
         for finding in told:
             if finding not in self._findings:
-                _log.warning("finding", kind=finding.kind, text=finding.text)
+                self._tell(finding)
         self._findings = tuple(told)
-        closed = (
-            frozenset(i for f in told for i in f.gpus) if self._node.quarantine else frozenset()
-        )
+        closed = audit.closed_by(told, self._devices, self._node.quarantine)
         if closed != self._closed:
             self._closed = closed
             self._plugin.changed()

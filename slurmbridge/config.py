@@ -227,7 +227,8 @@ class Node(_Section, frozen=True):
     owner_uids: Unix users that the bridge submits claims as.
     monitors: commands that may hold a GPU open without using it.
     look_s: seconds between two looks at the node.
-    quarantine: a GPU with a finding is reported unhealthy to the kubelet.
+    quarantine: what a finding about a GPU closes to new pods: `none`, the `gpu` (unhealthy to the
+        kubelet), or the `node`; until it is over.
     hooks: what Slurm's Epilog and Prolog do.
     bridge: addresses of the bridges' link; none: the agent works without.
     bridge_name: name in the bridge's certificate; empty: the host of the address.
@@ -254,7 +255,7 @@ class Node(_Section, frozen=True):
         "slurmbridge",
     )
     look_s: Annotated[float, msgspec.Meta(ge=0.05, le=60)] = 0.5
-    quarantine: bool = False
+    quarantine: Literal["none", "gpu", "node"] = "none"
     hooks: Hooks = Hooks()
     bridge: tuple[str, ...] = ()
     bridge_name: str = ""

@@ -7,7 +7,7 @@ moment of a change (a pod that is just ending) are kept back for `SETTLE_S`.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -15,6 +15,7 @@ from slurmbridge.node.book import BookEntry, NativeJob
 from slurmbridge.node.device import DeviceMap, named
 from slurmbridge.node.identity import PodFacts
 from slurmbridge.node.look import Sample
+from slurmbridge.node.podfacts import VISIBLE
 from slurmbridge.pool.noderecord import GpuOwner, NodeFinding
 
 SETTLE_S: Final = 3.0
@@ -26,6 +27,8 @@ STRAY: Final = "stray_process"
 LOOSE: Final = "loose_pod"
 NO_CLAIM: Final = "no_claim"
 LEDGER: Final = "ledger"
+NOTHING: Final = frozenset({"void", "none"})
+"""Values of NVIDIA_VISIBLE_DEVICES that show no GPU."""
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -70,6 +73,16 @@ def settle(
     return told, since
 
 
+def closed_by(
+    told: Collection[NodeFinding], devices: DeviceMap, policy: Literal["none", "gpu", "node"]
+) -> frozenset[int]:
+    """Slurm indices of the GPUs that findings close to new pods."""
+    found = frozenset(index for finding in told for index in finding.gpus)
+    if policy == "node" and found:
+        return found | set(devices.by_index)
+    return found if policy == "gpu" else frozenset()
+
+
 def _shared(facts: Facts) -> Iterator[NodeFinding]:
     """One GPU, two owners: two pods, or a pod and a native job."""
     alive = [e for e in facts.book if e.uid in facts.sample.processes]
@@ -86,7 +99,7 @@ def _users(facts: Facts) -> Iterator[NodeFinding]:
     entries = {e.uid: e for e in facts.book}
     native = {index for job in facts.native for index in job.gpus}
     for user in facts.sample.users:
-        who = f"process {user.pid} ({user.command})"
+        who = f"process {user.pid} ({user.command or 'ended'})"
         entry = entries.get(user.pod)
         if user.pod and (entry is None or user.index not in entry.gpus):
             text = f"{who} of pod {user.pod} uses {named([user.index])}, not given to it"
@@ -94,7 +107,8 @@ def _users(facts: Facts) -> Iterator[NodeFinding]:
         elif not user.pod and user.index not in native:
             held = [e.ref for e in facts.book if user.index in e.gpus]
             whose = f", which pod {held[0]} has" if held else ", which nobody has"
-            text = f"{who} of no pod uses {named([user.index])}{whose}"
+            of = f"job {user.job}" if user.job else "no pod"
+            text = f"{who} of {of} uses {named([user.index])}{whose}"
             yield NodeFinding(STRAY, f"process {user.pid}", text, gpus=(user.index,))
 
 
@@ -120,10 +134,22 @@ def _listed(facts: Facts) -> Iterator[NodeFinding]:
 
 
 def _loose(facts: Facts) -> Iterator[NodeFinding]:
-    for pod in facts.pods:
-        if pod.loose and not pod.is_over and pod.uid in facts.sample.processes:
-            text = f"pod {pod.ref} can reach GPUs past its claim: {', '.join(pod.loose)}"
-            yield NodeFinding(LOOSE, f"pod {pod.ref}", text)
+    """Pods with a way past the device plugin: by their spec, or as they really run.
+
+    An image can set NVIDIA_VISIBLE_DEVICES=all (those with CUDA do), of which no spec tells.
+    """
+    pods = {pod.uid: pod for pod in facts.pods if not pod.is_over}
+    given = {entry.uid: facts.devices.uuids(entry.gpus) for entry in facts.book}
+    for uid in sorted(facts.sample.processes):
+        pod = pods.get(uid)
+        ways = () if pod is None else pod.loose
+        seen = facts.sample.visible.get(uid, frozenset()).difference(NOTHING, given.get(uid, ()))
+        if seen and not facts.devices.fault and not any(way.startswith(VISIBLE) for way in ways):
+            ways = (*ways, f"it runs with {VISIBLE}={','.join(sorted(seen))}"[:200])
+        if ways:
+            who = f"pod {uid if pod is None else pod.ref}"
+            text = f"{who} can reach GPUs past its claim: {', '.join(ways)}"
+            yield NodeFinding(LOOSE, who, text)
 
 
 def _ledger(facts: Facts) -> Iterator[NodeFinding]:

@@ -22,6 +22,8 @@ from slurmbridge.node.plugin import Lister
 from slurmbridge.pool.errors import PeerUnavailable
 
 VISIBLE: Final = b"NVIDIA_VISIBLE_DEVICES="
+VISIBLE_S: Final = 5.0
+"""Between two looks at all environments: they cost more than the rest, and seldom change."""
 
 
 class GpuUser(msgspec.Struct, frozen=True):
@@ -42,6 +44,7 @@ class Sample(msgspec.Struct, frozen=True):
     """What was seen. processes: pod UID -> process ids, for every pod with a cgroup.
 
     began: monotonic seconds before the first question. listing None: the kubelet did not answer.
+    visible: pod UID -> what its processes were started with in NVIDIA_VISIBLE_DEVICES.
     """
 
     began: float
@@ -50,6 +53,7 @@ class Sample(msgspec.Struct, frozen=True):
     usage: Mapping[str, Usage] = {}
     listing: tuple[Listed, ...] | None = None
     faults: tuple[str, ...] = ()
+    visible: Mapping[str, frozenset[str]] = {}
 
     @property
     def is_whole(self) -> bool:
@@ -91,6 +95,8 @@ class NodeLook:
         self._lock = asyncio.Lock()
         self._seen: _Seen | None = None
         self._seen_began = float("-inf")
+        self._visible: dict[str, frozenset[str]] = {}
+        self._visible_at = float("-inf")
 
     async def sample(self) -> Sample:
         """All of it: a few milliseconds, more with many processes."""
@@ -105,7 +111,7 @@ class NodeLook:
         groups, users, usage, fault = await self._look_now(devices)
         if fault:
             faults.append(fault)
-        return Sample(began, groups, users, usage, listing, tuple(faults))
+        return Sample(began, groups, users, usage, listing, tuple(faults), dict(self._visible))
 
     async def left(self, uids: Collection[str]) -> str:
         """What is left of pods here, listed or running; "" when nothing is.
@@ -192,6 +198,11 @@ class NodeLook:
         folders = script.pod_cgroups(self._conf["cgroup_root"])
         groups = {uid: frozenset(script.cgroup_processes(f)) for uid, f in folders.items()}
         pod_of = {pid: uid for uid, pids in groups.items() for pid in pids}
+        if (now := self._monotonic()) - self._visible_at >= VISIBLE_S:
+            self._visible_at = now
+            self._visible = {
+                uid: frozenset().union(*map(visible_devices, pids)) for uid, pids in groups.items()
+            }
         found: set[tuple[int, int]] = set()
         wanted = {}
         # While the map has a fault, the last good one still tells who uses what.
@@ -233,13 +244,20 @@ def is_listed(ref: str, grants: Collection[frozenset[str]], listing: Collection[
     return any(f"{one.namespace}/{one.name}" == ref and (one.all_devices & ids) for one in listing)
 
 
-def visible_devices(pid: int, proc: str = "/proc") -> set[str]:
-    """UUIDs in the environment that a process was started with; empty when not readable."""
+def visible_devices(pid: int, proc: str = "/proc") -> frozenset[str]:
+    """What a process was started with in NVIDIA_VISIBLE_DEVICES, also by its image; empty: nothing.
+
+    Raises:
+        OSError: it cannot be read; one that has ended has nothing.
+
+    """
     try:
         entries = Path(f"{proc}/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return set()
+    except OSError as error:
+        if error.errno in script.ENDED:
+            return frozenset()
+        raise
     found = [
         e.removeprefix(VISIBLE).decode(errors="replace") for e in entries if e.startswith(VISIBLE)
     ]
-    return {part for text in found for part in text.split(",") if part}
+    return frozenset(part for text in found for part in text.split(",") if part)

@@ -43,10 +43,11 @@ def test_the_component_builds_into_valid_objects_of_our_namespace(tmp_path):
             assert one["metadata"]["namespace"] == "slurmbridge"
 
 
-def test_the_agent_may_only_read_pods_and_is_not_privileged(tmp_path):
+def test_the_agent_may_only_read_pods_and_tell_events_and_is_not_privileged(tmp_path):
     objects = {one["kind"]: one for one in built(tmp_path)}
     assert objects["ClusterRole"]["rules"] == [
-        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
+        {"apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"]},
     ]
     spec = objects["DaemonSet"]["spec"]["template"]["spec"]
     security = spec["containers"][0]["securityContext"]

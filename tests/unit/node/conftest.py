@@ -2,6 +2,7 @@
 
 import pytest
 
+from slurmbridge.node import look
 from slurmbridge.node import slurm_script as script
 
 UID = "d47a0a28-e567-4794-9f2d-6c38d3f13c99"
@@ -22,6 +23,7 @@ def tree(tmp_path, monkeypatch):
     (proc / "17/fd/3").symlink_to(tmp_path / "nvidia0")
     (proc / "17/mountinfo").write_text(f"1 2 254:0 /pods/{UID}/etc-hosts /etc/hosts rw - e v rw\n")
     (proc / "17/comm").write_text("train\n")
+    (proc / "17/environ").write_bytes(b"PATH=/bin\0NVIDIA_VISIBLE_DEVICES=all\0")
     (proc / "17/cgroup").write_text(f"0::/kubepods/pod{UID}\n")
     monkeypatch.setattr(script.pod_cgroups, "__defaults__", ("", str(base)))
     for function in (
@@ -30,6 +32,7 @@ def tree(tmp_path, monkeypatch):
         script.open_devices,
         script.command_of,
         script.owner_of,
+        look.visible_devices,
     ):
         defaults = function.__defaults__[:-1]
         monkeypatch.setattr(function, "__defaults__", (*defaults, str(proc)))

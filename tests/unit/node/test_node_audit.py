@@ -1,11 +1,13 @@
 """What does not fit on a node is found, and told once it has stood for a while."""
 
+import pytest
+
 from slurmbridge.node import audit
 from slurmbridge.node.book import BookEntry, NativeJob
 from slurmbridge.node.device import DeviceMap, Gpu
 from slurmbridge.node.identity import Listed, PodFacts, Want
 from slurmbridge.node.look import GpuUser, Sample
-from slurmbridge.pool.noderecord import GpuOwner, NodePod, NodeReport
+from slurmbridge.pool.noderecord import GpuOwner, NodeFinding, NodePod, NodeReport
 
 DEVICES = DeviceMap(gpus=tuple(Gpu(i, f"GPU-{i}", i, f"/dev/nvidia{i}") for i in range(4)))
 
@@ -63,6 +65,37 @@ def test_a_privileged_pod_and_a_ledger_that_says_otherwise_are_found():
     assert kinds([loose], processes=ALIVE) == [("loose_pod", ())]
     owners = (GpuOwner(0, "native", 9),)
     assert kinds(book=[entry("p", 0)], owners=owners, processes=ALIVE) == [("ledger", (0,))]
+
+
+RUNS = {
+    "its image shows all": ({"all"}, (), True),
+    "another pod's GPU": ({"GPU-1"}, (), True),
+    "its own GPU": ({"GPU-0"}, (), False),
+    "nothing": ({"void", "none"}, (), False),
+    "not said": ((), (), False),
+    "as its spec says already": ({"all"}, ("NVIDIA_VISIBLE_DEVICES=all",), True),
+}
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_what_a_pod_really_runs_with_is_compared_with_what_it_was_given(case):
+    seen, loose, is_found = RUNS[case]
+    pod = PodFacts("p", "a", "p", (Want("m", 1),), 7, (0,), loose=loose)
+    sample = {"processes": ALIVE, "visible": {"p": frozenset(seen)}}
+    assert kinds([pod], book=[entry("p", 0)], **sample) == [("loose_pod", ())] * is_found
+    # Also of a pod that the API server no longer knows.
+    assert kinds(book=[entry("p", 0)], **sample) == [("loose_pod", ())] * is_found
+
+
+CLOSED = {"none": set(), "gpu": {2}, "node": {0, 1, 2, 3}}
+
+
+@pytest.mark.parametrize("policy", CLOSED)
+def test_a_finding_closes_what_the_policy_says(policy):
+    stray = [NodeFinding("stray_process", "process 1", "", gpus=(2,))]
+    loose = [NodeFinding("loose_pod", "pod a/b", "")]
+    assert audit.closed_by([*stray, *loose], DEVICES, policy) == CLOSED[policy]
+    assert audit.closed_by(loose, DEVICES, policy) == set()
 
 
 def test_a_finding_is_told_after_it_has_stood():

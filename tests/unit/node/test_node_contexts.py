@@ -182,6 +182,16 @@ def test_who_uses_a_gpu_is_told_with_pod_or_job(tree):
     assert users == {17: (UID, 0, "train"), 30: ("", 12, "python"), 404: ("", 0, "")}
 
 
+def test_what_a_pods_processes_were_started_with_is_seen(tree):
+    look, _, _ = look_at(tree, Driver())
+    assert asyncio.run(look.sample()).visible == {UID: {"all"}}
+    # Read again after a while only; then a process that has ended is passed over.
+    (tree / "proc/17/environ").unlink()
+    assert asyncio.run(look.sample()).visible == {UID: {"all"}}
+    look, _, _ = look_at(tree, Driver())
+    assert asyncio.run(look.sample()).visible == {UID: set()}
+
+
 @pytest.mark.parametrize("lost", ["nvidia0", "cgroup/cgroup.controllers"])
 def test_a_look_that_cannot_see_everything_is_not_whole(tree, lost):
     look, _, _ = look_at(tree, Driver())
