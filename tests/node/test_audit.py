@@ -87,17 +87,18 @@ def test_a_process_on_a_gpu_outside_its_claim_is_an_event_a_metric_and_a_quarant
     wait(lambda: not pool.get(name), 30, "gone")
 
 
-def test_a_pod_whose_image_shows_all_gpus_and_a_privileged_one_are_named(strict):
+def test_a_pod_whose_image_shows_all_gpus_and_one_that_mounts_all_devices_are_named(strict):
     pool = strict
-    shows, rules = unique("shows-all"), unique("privileged")
+    shows, mounts = unique("shows-all"), unique("mounts-all")
     # As of an image: the pod's spec says nothing of it, its process has it.
     every = pool.pod(shows, 0, spec={"nodeName": NODE})
     (container,) = every["spec"]["containers"]
     container["command"] = ["env", "NVIDIA_VISIBLE_DEVICES=all", "sleep", "1000"]
     pool.kube.api.create(every)
-    power = pool.pod(rules, 0, spec={"nodeName": NODE})
-    power["spec"]["containers"][0]["securityContext"] = {"privileged": True}
-    pool.kube.api.create(power)
+    other = pool.pod(mounts, 0, spec={"nodeName": NODE})
+    other["spec"]["volumes"].append({"name": "dev", "hostPath": {"path": "/dev"}})
+    other["spec"]["containers"][0]["volumeMounts"].append({"name": "dev", "mountPath": "/all"})
+    pool.kube.api.create(other)
 
     def named():
         return sorted(
@@ -105,13 +106,13 @@ def test_a_pod_whose_image_shows_all_gpus_and_a_privileged_one_are_named(strict)
         )
 
     expected = [
-        [f"pod default/{rules}", "privileged"],
+        [f"pod default/{mounts}", "hostPath /dev"],
         [f"pod default/{shows}", "it runs with NVIDIA_VISIBLE_DEVICES=all"],
     ]
     wait(lambda: named() == sorted(expected), 40, "findings", pool.snapshot, NODE)
     # They have no GPU of their own that could be closed.
     assert pool.node[NODE].allocatable() == pool.gpus
-    for name in (shows, rules):
+    for name in (shows, mounts):
         pool.delete(name, grace_s=0)
         wait(lambda n=name: not pool.get(n), 30, "gone")
 
