@@ -221,8 +221,10 @@ def test_an_upgrade_leaves_the_lease_to_whoever_holds_it(kube):
 
 
 @pytest.mark.kube
-def test_no_field_is_unknown_to_the_api_server(kube):
-    text = kube.kubectl("kustomize", str(MANIFESTS / "overlays/second-scheduler"))
+@pytest.mark.parametrize("what", [*OVERLAYS, "admission", "admission/strict", "planned"])
+def test_no_field_is_unknown_to_the_api_server(kube, tmp_path, what):
+    """The node agent's are tried in test_node_manifests; monitoring and tls need others' CRDs."""
+    text = kube.kubectl("kustomize", str(MANIFESTS / what))
     kube.kubectl("apply", "--server-side", "--dry-run=server", "--validate=strict",
                  "--force-conflicts", "-f", "-", stdin=text)  # fmt: skip
 

@@ -5,12 +5,14 @@ import subprocess
 from pathlib import Path
 
 import kubernetes_validate
+import pytest
 import yaml
 
 from slurmbridge.config import parse
 from slurmbridge.node.gresconf import read_gres_conf
 from slurmbridge.pool.policy import Granularity
 from tests.support import binaries
+from tests.support.kube_api import KubeError
 
 MANIFESTS = Path(__file__).parents[2] / "manifests"
 OVERLAY = """\
@@ -21,15 +23,38 @@ components: [node]
 """
 
 
-def built(tmp_path):
+def overlay(tmp_path):
+    """What a site with the node agent applies, as YAML."""
     for name in ("base", "node"):
         shutil.copytree(MANIFESTS / name, tmp_path / name)
     (tmp_path / "kustomization.yaml").write_text(OVERLAY)
     argv = [*binaries.command("kubectl"), "kustomize", str(tmp_path)]
-    text = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout
-    return [
-        one for one in yaml.safe_load_all(text) if "slurmbridge-node" in one["metadata"]["name"]
-    ]
+    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def built(tmp_path):
+    every = yaml.safe_load_all(overlay(tmp_path))
+    return [one for one in every if "slurmbridge-node" in one["metadata"]["name"]]
+
+
+@pytest.mark.kube
+def test_a_real_api_server_takes_the_agents_objects_and_its_pods(kube, tmp_path):
+    text = overlay(tmp_path)
+    daemonset = next(one for one in yaml.safe_load_all(text) if one["kind"] == "DaemonSet")
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "try", "labels": daemonset["spec"]["template"]["metadata"]["labels"]},
+        "spec": daemonset["spec"]["template"]["spec"],
+    }
+    path = "/api/v1/namespaces/slurmbridge/pods"
+    apply = ("apply", "--server-side", "--force-conflicts", "--validate=strict", "-f", "-")
+    kube.kubectl(*apply, "--dry-run=server", stdin=text)
+    # Without the component its namespace would not let it in.
+    with pytest.raises(KubeError, match="violates PodSecurity"):
+        kube.api.request("POST", path, pod, query={"dryRun": "All"})
+    kube.kubectl(*apply, stdin=text)
+    kube.api.request("POST", path, pod, query={"dryRun": "All"})
 
 
 def test_the_component_builds_into_valid_objects_of_our_namespace(tmp_path):
