@@ -97,18 +97,21 @@ def _shared(facts: Facts) -> Iterator[NodeFinding]:
 def _users(facts: Facts) -> Iterator[NodeFinding]:
     """Processes on GPUs that are not theirs."""
     entries = {e.uid: e for e in facts.book}
-    native = {index for job in facts.native for index in job.gpus}
     for user in facts.sample.users:
         who = f"process {user.pid} ({user.command or 'ended'})"
         entry = entries.get(user.pod)
         if user.pod and (entry is None or user.index not in entry.gpus):
             text = f"{who} of pod {user.pod} uses {named([user.index])}, not given to it"
             yield NodeFinding(OUTSIDE, f"pod {user.pod}", text, gpus=(user.index,))
-        elif not user.pod and user.index not in native:
-            held = [e.ref for e in facts.book if user.index in e.gpus]
-            whose = f", which pod {held[0]} has" if held else ", which nobody has"
+        elif not user.pod:
+            jobs = [job.job_id for job in facts.native if user.index in job.gpus]
+            if user.job in jobs or (jobs and not user.job):
+                continue
+            owners = [f"pod {e.ref}" for e in facts.book if user.index in e.gpus]
+            owners += [f"job {job_id}" for job_id in jobs]
             of = f"job {user.job}" if user.job else "no pod"
-            text = f"{who} of {of} uses {named([user.index])}{whose}"
+            whose = owners[0] if owners else "nobody"
+            text = f"{who} of {of} uses {named([user.index])}, which {whose} has"
             yield NodeFinding(STRAY, f"process {user.pid}", text, gpus=(user.index,))
 
 

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import msgspec
 
@@ -44,6 +44,20 @@ class NativeJob(msgspec.Struct, frozen=True):
     account: str
     partition: str
     gpus: tuple[int, ...]
+
+
+class _FileGpu(msgspec.Struct, frozen=True):
+    index: int
+    uuid: str
+    path: str
+    minor: int = -1
+
+
+class _File(msgspec.Struct, frozen=True):
+    version: Literal[1]
+    gpus: tuple[_FileGpu, ...] = ()
+    pods: tuple[BookEntry, ...] = ()
+    native: tuple[NativeJob, ...] = ()
 
 
 class Book:
@@ -126,7 +140,10 @@ class Book:
         """Write the file: whole, or not at all."""
         body = {
             "version": 1,
-            "gpus": [{"index": g.index, "uuid": g.uuid, "path": g.path} for g in self.gpus],
+            "gpus": [
+                msgspec.structs.asdict(_FileGpu(g.index, g.uuid, g.path, g.minor))
+                for g in self.gpus
+            ],
             "pods": [
                 {
                     "uid": e.uid,
@@ -147,23 +164,14 @@ class Book:
 
     def _load(self) -> None:
         try:
-            body: dict[str, Any] = json.loads(self._path.read_text(encoding="utf-8"))
+            body = msgspec.json.decode(self._path.read_bytes(), type=_File)
         except FileNotFoundError:
             return
-        except (OSError, ValueError) as error:
+        except (OSError, msgspec.DecodeError) as error:
             _log.warning("book cannot be read; made anew from what is here", error=str(error))
             return
-        for pod in body.get("pods", ()):
-            entry = BookEntry(
-                uid=pod["uid"],
-                ref=pod["ref"],
-                job_id=pod["job_id"],
-                gpus=set(pod["gpus"]),
-                served=set(pod["served"]),
-                grants=[frozenset(g) for g in pod["grants"]],
-                number=pod["number"],
-            )
-            self.pods[entry.uid] = entry
-            self._number = max(self._number, entry.number)
-        for job in body.get("native", ()):
-            self.native[job["job_id"]] = msgspec.convert(job, NativeJob)
+        # The last good map: it counts while the present one has a fault.
+        self.gpus = tuple(Gpu(g.index, g.uuid, g.minor, g.path) for g in body.gpus)
+        self.pods = {entry.uid: entry for entry in body.pods}
+        self.native = {job.job_id: job for job in body.native}
+        self._number = max((entry.number for entry in body.pods), default=0)

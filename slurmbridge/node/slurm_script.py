@@ -55,6 +55,7 @@ DEFAULTS: dict[str, Any] = {
     "scontrol": "scontrol",
     "nvidia_smi": "nvidia-smi",
     "scancel": "scancel",
+    "squeue": "squeue",
 }
 ASK_S = 5.0
 REASON = "slurmbridge-node"
@@ -618,8 +619,9 @@ def take_back(job: Mapping[str, str], conf: Mapping[str, Any]) -> bool:
         return False
     deadline = time.monotonic() + 10.0
     while time.monotonic() < deadline:
-        shown = run(conf["scontrol"], "show", "job", "-o", job["id"])
-        if shown is not None and "JobState=RUNNING" not in shown:
+        # Not scontrol: a job's name can hold any state.
+        shown = run(conf["squeue"], "-h", "-j", job["id"], "-o", "%T")
+        if shown is not None and "RUNNING" not in shown:
             # The order to end it reaches slurmd right after slurmctld's own change.
             time.sleep(1.0)
             return True

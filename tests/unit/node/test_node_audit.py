@@ -52,6 +52,22 @@ def test_a_process_on_a_gpu_that_is_not_its_own_is_found():
     assert kinds(users=(GpuUser(50, "", 2, "python"),)) == [("stray_process", (2,))]
 
 
+STRAYS = {
+    "of the job that has it": (9, "", False),
+    "of a process whose job is not known": (0, "", False),
+    "of another job": (8, "process 50 (python) of job 8 uses GPU 1, which job 9 has", True),
+}
+
+
+@pytest.mark.parametrize("case", STRAYS)
+def test_a_native_process_on_a_native_gpu_is_judged_by_its_job_where_that_is_known(case):
+    job, text, is_found = STRAYS[case]
+    users = (GpuUser(50, "", 1, "python", job),)
+    native = [NativeJob(9, "alice", "", "", (1,))]
+    found = audit.find(audit.Facts(DEVICES, Sample(0.0, users=users), (), (), native))
+    assert [(f.kind, f.text) for f in found] == [("stray_process", text)] * is_found
+
+
 def test_devices_by_the_kubelet_without_a_claim_or_beside_it_are_found():
     listing = (Listed("a", "p", {"m": frozenset({"GPU-0"})}),)
     none = PodFacts("p", "a", "p", (Want("m", 1),))

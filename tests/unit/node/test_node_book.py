@@ -1,15 +1,20 @@
 """The book keeps who was given what over a restart of the agent."""
 
+import pytest
+
 from slurmbridge.node.book import Book, NativeJob
+from slurmbridge.node.device import Gpu
 
 
 def test_a_new_agent_reads_what_the_old_one_wrote(tmp_path):
     old = Book(str(tmp_path / "node.json"))
+    old.gpus = (Gpu(0, "GPU-0", 3, "/dev/nvidia3"),)
     old.give("u-1", "a/b", 7, "main", ["GPU-0", "GPU-1"], [0, 1])
     old.started(NativeJob(9, "alice", "ml", "main", (3,)))
     new = Book(str(tmp_path / "node.json"))
     assert new.served == {("u-1", "main")}
     assert new.pods["u-1"].gpus == {0, 1}
+    assert new.gpus == old.gpus
     assert new.native[9].user == "alice"
     new.drop(["u-1"])
     new.ended(9)
@@ -25,8 +30,11 @@ def test_the_last_who_was_given_a_set_of_devices_is_known(tmp_path):
     assert book.newest_with(frozenset({"GPU-1"})) is None
 
 
-def test_a_file_that_cannot_be_read_is_made_anew(tmp_path):
-    (tmp_path / "node.json").write_text("{")
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"version": 2}', '{"version": 1, "pods": [{"uid": 7}]}']
+)
+def test_a_file_that_cannot_be_read_is_made_anew(tmp_path, text):
+    (tmp_path / "node.json").write_text(text)
     book = Book(str(tmp_path / "node.json"))
     assert book.pods == {}
     book.adopt("u-1", "a/b", 7, [2])

@@ -149,12 +149,12 @@ def test_a_job_without_comment_may_be_a_claim_while_the_agents_file_cannot_be_re
 TOOL = """\
 #!/bin/sh
 echo "$(basename "$0") $*" >> "$(dirname "$0")/called"
-[ "$1" != show ] || echo "JobId=7 JobState=PENDING"
+[ "$1" != -h ] || echo PENDING
 """
 
 
 def run_hook(tmp_path, hook, **more):
-    for name in ("scontrol", "scancel"):
+    for name in ("scontrol", "scancel", "squeue"):
         (tmp_path / name).write_text(TOOL)
         (tmp_path / name).chmod(0o755)
     made = {
@@ -164,6 +164,7 @@ def run_hook(tmp_path, hook, **more):
         "cgroup_root": "/slurmbridge-has-no-such-root",
         "scontrol": str(tmp_path / "scontrol"),
         "scancel": str(tmp_path / "scancel"),
+        "squeue": str(tmp_path / "squeue"),
         "poll_s": 0.01,
         **more,
     }
@@ -204,7 +205,7 @@ def test_the_prolog_drains_the_node_where_the_site_says_so(tmp_path):
 def test_the_prolog_gives_the_job_back_by_default_and_drains_nothing(tmp_path):
     done, called = run_hook(tmp_path, "prolog", prolog_wait_s=0.0)
     assert done.returncode == 0
-    assert called == "scontrol requeue 7\nscontrol show job -o 7\n"
+    assert called == "scontrol requeue 7\nsqueue -h -j 7 -o %T\n"
 
 
 def test_the_prolog_waits_as_long_as_it_is_told(tmp_path):
