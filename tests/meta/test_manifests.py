@@ -451,10 +451,25 @@ def test_the_monitor_scrapes_a_port_that_both_services_have(build):
             assert endpoint["port"] in {p["name"] for p in service["spec"]["ports"]}
 
 
+def test_the_agents_are_scraped_and_their_labels_are_left_as_they_are(build):
+    (monitor,) = of_kind(build("monitoring"), "PodMonitor")
+    text = (MANIFESTS / "node/daemonset.yaml").read_text()
+    template = yaml.safe_load(text)["spec"]["template"]
+    assert (
+        monitor["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    )
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    ports = {p["name"] for c in template["spec"]["containers"] for p in c["ports"]}
+    assert endpoint["port"] in ports
+    # Job, namespace and pod of a GPU's owner, which a scrape would else put its own names over.
+    assert endpoint["honorLabels"] is True
+
+
 @pytest.mark.kube
 def test_the_api_server_takes_the_monitoring_objects_once_their_kinds_are_known(kube):
     for plural, kind in (
         ("servicemonitors", "ServiceMonitor"),
+        ("podmonitors", "PodMonitor"),
         ("prometheusrules", "PrometheusRule"),
     ):
         schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
