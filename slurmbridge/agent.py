@@ -33,19 +33,22 @@ from slurmbridge.link.node_client import NodeClient
 from slurmbridge.link.tls import Tls
 from slurmbridge.log import get_logger
 from slurmbridge.node import audit
+from slurmbridge.node.alarms import Alarms
 from slurmbridge.node.book import Book
 from slurmbridge.node.device import DeviceMap
 from slurmbridge.node.gate import Gate
 from slurmbridge.node.identity import PodFacts
-from slurmbridge.node.inventory import FileInventory, Inventory, read_map
+from slurmbridge.node.inventory import FileInventory, Inventory, read_map, stamp_of
 from slurmbridge.node.kubelet import Registration
 from slurmbridge.node.listing import PodResources
 from slurmbridge.node.look import NodeLook, Sample, is_listed
+from slurmbridge.node.mapkeeper import MapKeeper
 from slurmbridge.node.metrics import NodeCollector, NodeFigures
 from slurmbridge.node.native import CHECK_S, NativeJobs
 from slurmbridge.node.nvml import NvmlInventory
 from slurmbridge.node.plugin import DevicePlugin, Response
 from slurmbridge.node.podfacts import read_facts
+from slurmbridge.node.tell import CLOSED, REASONS, pod_of
 from slurmbridge.pool.claim import read_comment
 from slurmbridge.pool.errors import (
     ConfigError,
@@ -64,6 +67,7 @@ from slurmbridge.pool.noderecord import (
 )
 from slurmbridge.slurm.command import SlurmCommand
 from slurmbridge.slurm.details import JobDetails
+from slurmbridge.slurm.slurmdstart import slurmd_start
 
 _log = get_logger(__name__)
 
@@ -155,18 +159,23 @@ class Agent:
         self._inventory: Inventory = (
             NvmlInventory() if node.devices == "nvml" else FileInventory(node.devices)
         )
-        self._devices = DeviceMap(faults=("not looked yet",))
         self.book = Book(str(run / "node.json"))
         self._lister = PodResources(
             f"{node.kubelet}/pod-resources/kubelet.sock", node.resource, clock
         )
         hooks = {"cgroup_root": node.cgroup_root, "monitors": [*node.monitors, "slurmbridge"]}
+        command = SlurmCommand(config.slurm.conf, config.slurm.commands, concurrency=2)
+        self._map = MapKeeper(
+            lambda: read_map(self._inventory, node.gres_conf, self.slurm_name),
+            lambda: stamp_of(node.gres_conf),
+            self.book,
+            lambda: slurmd_start(command, self.slurm_name),
+            clock,
+        )
         self.look = NodeLook(
             hooks, lambda: self._devices, self._inventory, self._lister, self.book, clock.monotonic
         )
-        self._jobs = JobDetails(
-            SlurmCommand(config.slurm.conf, config.slurm.commands, concurrency=2)
-        )
+        self._jobs = JobDetails(command)
         self._native = NativeJobs(self.book, self._jobs, self.slurm_name)
         self._sample = Sample(float("-inf"))
         self._look_s = 0.0
@@ -175,13 +184,17 @@ class Agent:
         self._orders = NodeOrders()
         self._findings: tuple[NodeFinding, ...] = ()
         self._since: dict[tuple[str, str], float] = {}
-        self._alarms: dict[tuple[str, str], NodeFinding] = {}
+        self._alarms = Alarms()
         self._closed: frozenset[int] = frozenset()
         self._report: NodeReport | None = None
         self._turned = clock.monotonic()
         self._client: NodeClient | None = None
         self._woken = asyncio.Event()
         self._leaving = False
+
+    @property
+    def _devices(self) -> DeviceMap:
+        return self._map.devices
 
     async def run(self) -> None:
         """Run until SIGTERM or SIGINT.
@@ -196,16 +209,11 @@ class Agent:
         for name in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(name, stop.set)
         access = Access.choose(config.kube.kubeconfig, self._clock)
-        self._remap(self._read_map())
         async with KubeSession(access, connections=8) as session:
-            self._pods = NodePods(session, self.name, node.resource, self._clock)
             self._events = EventTeller(
-                session,
-                "slurmbridge-node",
-                self.name,
-                clock=self._clock,
-                uniform=random.random,
+                session, "slurmbridge-node", self.name, clock=self._clock, uniform=random.random
             )
+            self._pods = NodePods(session, self.name, node.resource, self._clock)
             self._plugin = DevicePlugin(
                 devices=lambda: self._devices,
                 healthy=self._healthy,
@@ -221,10 +229,14 @@ class Agent:
             self._registration = Registration(
                 f"{node.kubelet}/device-plugins",
                 node.resource,
+                f"{random.getrandbits(32):08x}",
                 self._plugin.serve,
+                lambda: self._plugin.listed,
+                self._has_devices,
                 self._clock,
                 self._woken.set,
             )
+            self._plugin.on_stream = self._registration.heard
             self._gate = Gate(
                 f"{node.run}/node.sock",
                 self.look,
@@ -232,7 +244,9 @@ class Agent:
                 self._pods,
                 self._verify,
                 self._alarm,
+                self._clock.monotonic,
             )
+            await self._refresh_map()
             await self._gate.start()
             self._write_hooks()
             registry = CollectorRegistry()
@@ -298,6 +312,10 @@ class Agent:
         closed = self._closed | set(self._orders.closed)
         return [gpu.uuid for gpu in self._devices.gpus if gpu.index not in closed]
 
+    async def _has_devices(self) -> bool:
+        """Whether the kubelet has all GPUs that we offer it."""
+        return set(self._plugin.offered) <= await self._lister.allocatable()
+
     async def _verify(self, pod: PodFacts) -> str:
         """Whether slurmctld runs the pod's claim here: asked once a container start."""
         job_id = pod.job_id or 0
@@ -325,19 +343,11 @@ class Agent:
             return f"job {job_id} holds other GPUs on {self.slurm_name}"
         return ""
 
-    def _tell(self, finding: NodeFinding) -> None:
-        """Log a finding, and write it under the node for `kubectl describe`."""
-        _log.warning("finding", kind=finding.kind, text=finding.text)
-        reason = "".join(word.capitalize() for word in finding.kind.split("_"))
-        # Events about nodes carry the node's name as its UID (so does the kubelet).
-        node = Subject("Node", self.name, self.name)
-        self._events.tell(node, reason, finding.text, warning=True)
-
-    def _alarm(self, subject: str, text: str) -> None:
-        _log.error("ALARM", subject=subject, text=text)
-        finding = NodeFinding("alarm", subject, text, since=self._clock.steady())
-        self._alarms["alarm", subject] = finding
-        self._tell(finding)
+    def _alarm(self, job_id: int, gpus: tuple[int, ...], text: str) -> None:
+        _log.error("ALARM", job=job_id, text=text)
+        book = list(self.book.pods.values())
+        now, since = self._clock.monotonic(), self._clock.steady()
+        self._tell(self._alarms.raise_for(job_id, gpus, text, book, now, since))
         self._woken.set()
 
     def _link(self) -> NodeClient:
@@ -362,34 +372,12 @@ class Agent:
 
     # The look.
 
-    def _read_map(self) -> DeviceMap:
-        return read_map(self._inventory, self._node.gres_conf, self.slurm_name)
-
-    def _remap(self, fresh: DeviceMap) -> None:
-        if fresh == self._devices:
-            return
-        if fresh.fault:
-            _log.error("this node takes no pods", why=fresh.fault)
-        else:
-            _log.info("device map", gpus=[f"{g.index}={g.path}={g.uuid}" for g in fresh.gpus])
-        self._devices = fresh
-        if not fresh.fault:
-            # A map with a fault has no GPUs: the last good one tells the hooks who uses what.
-            self.book.gpus = fresh.gpus
-            self.book.save()
-
     async def _look_on(self) -> None:
         """Look at the node, again and again, or at once when something has changed."""
-        mapped = self._clock.monotonic()
         while True:
             self._woken.clear()
             try:
-                if self._clock.monotonic() - mapped > 10.0:
-                    mapped = self._clock.monotonic()
-                    before = self._devices
-                    self._remap(await asyncio.to_thread(self._read_map))
-                    if self._devices != before:
-                        self._plugin.changed()
+                await self._refresh_map()
                 await self._look_once()
             except (SlurmBridgeError, OSError) as error:
                 _log.warning("look failed", error=str(error))
@@ -410,6 +398,28 @@ class Agent:
             except OSError as error:
                 _log.warning("the book cannot be written", error=str(error))
 
+    async def _refresh_map(self) -> None:
+        if await self._map.refresh():
+            self._plugin.changed()
+            if self._devices.fault:
+                why = f"takes no pods: {self._devices.fault}"
+                self._events.tell(self._subject, CLOSED, why, warning=True)
+
+    @property
+    def _subject(self) -> Subject:
+        # A kubelet's events name their node so too, and `kubectl describe node` shows both ways.
+        return Subject("Node", self.name, self.name)
+
+    def _tell(self, finding: NodeFinding) -> None:
+        """Log a finding, and write it under the node, and its pod, for `kubectl describe`."""
+        _log.warning("finding", kind=finding.kind, text=finding.text)
+        subjects = [self._subject]
+        pod = pod_of(finding, self._pods.known())
+        if pod is not None:
+            subjects.append(Subject("Pod", pod.name, pod.uid, pod.namespace))
+        for subject in subjects:
+            self._events.tell(subject, REASONS[finding.kind], finding.text, warning=True)
+
     async def _look_once(self) -> None:
         after = 0 if self._client is None else self._client.acked
         sample = await self.look.sample()
@@ -417,6 +427,7 @@ class Agent:
         self._sample = sample
         self._adopt(sample)
         await self._forget(sample)
+        self._alarms.prune(self.book.pods, self._clock.monotonic())
         found = audit.find(
             audit.Facts(
                 devices=self._devices,
@@ -515,7 +526,7 @@ class Agent:
             pods=tuple(sorted(pods.values(), key=lambda p: p.uid)),
             native=tuple(sorted(self.book.native)),
             held=tuple(sorted(self._gate.held)),
-            findings=(*self._findings, *self._alarms.values()),
+            findings=(*self._findings, *self._alarms.findings),
         )
 
     # What people ask.
@@ -560,7 +571,7 @@ class Agent:
             pods=tuple(e for e in self.book.pods.values() if not self._absent.get(e.uid)),
             native=tuple(self.book.native.values()),
             usage=dict(self._sample.usage),
-            findings=(*self._findings, *self._alarms.values()),
+            findings=(*self._findings, *self._alarms.findings),
             registered=self._registration.registered,
             registrations=self._registration.count,
             register_s=self._registration.last_s,

@@ -225,7 +225,8 @@ class Node(_Section, frozen=True):
     response: how containers are told of their devices: any of `env`, `cdi`, `devices`.
     cdi_kind: vendor and class of CDI names.
     owner_uids: Unix users that the bridge submits claims as.
-    monitors: commands that may hold a GPU open without using it.
+    monitors: commands that may hold a GPU open without using it, where the node's own accounts run
+        them (user id below 1000; in pods: root, and not in one that was given GPUs).
     look_s: seconds between two looks at the node.
     quarantine: what a finding about a GPU closes to new pods: `none`, the `gpu` (unhealthy to the
         kubelet), or the `node`; until it is over.

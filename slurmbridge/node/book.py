@@ -17,6 +17,7 @@ import msgspec
 
 from slurmbridge.log import get_logger
 from slurmbridge.node.device import Gpu
+from slurmbridge.node.loaded import Loaded
 
 _log = get_logger(__name__)
 
@@ -58,10 +59,11 @@ class _File(msgspec.Struct, frozen=True):
     gpus: tuple[_FileGpu, ...] = ()
     pods: tuple[BookEntry, ...] = ()
     native: tuple[NativeJob, ...] = ()
+    loaded: Loaded | None = None
 
 
 class Book:
-    """Pods with GPUs and native jobs on this node.
+    """Pods with GPUs and native jobs on this node, and the order of its GPUs in slurmd.
 
     Args:
         path: of the file; its folder must exist.
@@ -72,6 +74,7 @@ class Book:
         self._path = Path(path)
         self._number = 0
         self.gpus: tuple[Gpu, ...] = ()
+        self.loaded: Loaded | None = None
         self.pods: dict[str, BookEntry] = {}
         self.native: dict[int, NativeJob] = {}
         self._load()
@@ -157,6 +160,7 @@ class Book:
                 for e in self.pods.values()
             ],
             "native": [msgspec.to_builtins(job) for job in self.native.values()],
+            "loaded": msgspec.to_builtins(self.loaded),
         }
         part = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         part.write_text(json.dumps(body), encoding="utf-8")
@@ -175,3 +179,4 @@ class Book:
         self.pods = {entry.uid: entry for entry in body.pods}
         self.native = {job.job_id: job for job in body.native}
         self._number = max((entry.number for entry in body.pods), default=0)
+        self.loaded = body.loaded

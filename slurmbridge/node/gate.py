@@ -27,6 +27,8 @@ _log = get_logger(__name__)
 MOST_BYTES: Final = 65536
 ANSWER_S: Final = 4.0
 """Shorter than the hooks wait, so that they hear a reason and not silence."""
+ASKED_S: Final = 30.0
+"""A hook asks some times a second: one that has not for so long has ended."""
 
 
 class Known(Protocol):
@@ -45,10 +47,8 @@ class Gate:
         book: who was given what.
         pods: of the API server.
         verify: whether slurmctld runs a pod's claim here.
-        alarm: called with (subject, text) when a hook had to drain the node.
-
-    Attributes:
-        held: Slurm job ids whose end is held up now -> why.
+        alarm: called with (job id, its GPUs, text) when a hook had to drain the node.
+        monotonic: seconds of the clock.
 
     """
 
@@ -59,7 +59,8 @@ class Gate:
         book: Book,
         pods: Known,
         verify: Verify,
-        alarm: Callable[[str, str], None],
+        alarm: Callable[[int, tuple[int, ...], str], None],
+        monotonic: Callable[[], float],
     ) -> None:
         self._path = path
         self._look = look
@@ -67,9 +68,17 @@ class Gate:
         self._pods = pods
         self._verify = verify
         self._alarm = alarm
+        self._monotonic = monotonic
         self._server: asyncio.Server | None = None
-        self.held: dict[int, str] = {}
+        self._held: dict[int, tuple[str, float]] = {}
         self.counts: dict[str, int] = {}
+
+    @property
+    def held(self) -> dict[int, str]:
+        """Slurm job ids whose end is held up now -> why."""
+        late = self._monotonic() - ASKED_S
+        self._held = {job: seen for job, seen in self._held.items() if seen[1] > late}
+        return {job: why for job, (why, _) in self._held.items()}
 
     async def start(self) -> None:
         """Listen; a socket that a dead agent has left is replaced."""
@@ -124,7 +133,8 @@ class Gate:
             self._book.ended(job_id)
             return ""
         if ask == "alarm":
-            self._alarm(f"job {job_id}", str(question.get("text", ""))[:500])
+            gpus = parse_indices(str(job.get("gpus", ""))) if job.get("gpus") else ()
+            self._alarm(job_id, gpus, str(question.get("text", ""))[:500])
             return ""
         raise ParseError(ask, "no question of a hook")
 
@@ -157,10 +167,10 @@ class Gate:
 
     def _note(self, job_id: int, why: str) -> None:
         if why:
-            if job_id not in self.held:
+            if job_id not in self._held:
                 _log.info("end of a claim is held", job=job_id, why=why)
-            self.held[job_id] = why
-        elif self.held.pop(job_id, None) is not None:
+            self._held[job_id] = (why, self._monotonic())
+        elif self._held.pop(job_id, None) is not None:
             _log.info("end of a claim is let go", job=job_id)
 
     async def _hand_over(self, job_id: int, job: dict[str, Any]) -> str:

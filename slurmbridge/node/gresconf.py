@@ -3,8 +3,8 @@
 Slurm numbers a node's GPUs (the `IDX` of `scontrol show job -d`) in the order in which gres.conf
 names their files: line after line, each hostlist as it is written, not sorted (`nvidia[4-7,0-3]`
 gives IDX 0 to nvidia4; read from slurmd's debug log, 22.05.8). Only that way of naming GPUs can be
-checked, so anything else (AutoDetect without files, a count alone) is refused with a text that says
-what to write instead. Source: gres.conf(5).
+checked, so anything else (AutoDetect, which may order GPUs otherwise whatever the files say, or a
+count alone) is refused with a text that says what to write instead. Source: gres.conf(5).
 """
 
 from __future__ import annotations
@@ -52,15 +52,16 @@ def read_gres_conf(
 
     """
     found: list[GresFile] = []
-    detects = ""
+    detects: dict[bool, str] = {}
     for line in _lines(text, include, 0):
         pairs = {key.lower(): value.strip('"') for key, value in _PAIR.findall(line)}
         names = pairs.get("nodename")
         if names is not None and node not in expand(names):
             continue
         auto = pairs.get("autodetect", "").lower()
-        if auto and auto != "off":
-            detects = line
+        if auto:
+            # On a node's own line it counts for that node whatever is said for all.
+            detects[names is not None] = "" if auto == "off" else line
         if pairs.get("name", "").lower() != "gpu":
             continue
         kind = pairs.get("type", "")
@@ -72,8 +73,11 @@ def read_gres_conf(
         if "file" not in pairs:
             raise ParseError(line, "GPUs without File= have no index that can be checked")
         found += [GresFile(first + at, kind, path) for at, path in enumerate(_paths(pairs["file"]))]
-    if not found and detects:
-        raise ParseError(detects, "AutoDetect alone leaves the order open; write File= lines")
+    if detecting := detects.get(True, detects.get(False, "")):
+        raise ParseError(
+            detecting,
+            "AutoDetect leaves the order of the GPUs open: write AutoDetect=off and File= lines",
+        )
     if len(found) > MAX_GPUS:
         raise ParseError(node, f"more than {MAX_GPUS} GPUs")
     paths = [gpu.path for gpu in found]

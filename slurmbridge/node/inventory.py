@@ -14,7 +14,7 @@ import msgspec
 
 from slurmbridge.node import slurm_script
 from slurmbridge.node.device import DeviceMap, FoundGpu, map_devices
-from slurmbridge.node.gresconf import read_gres_conf
+from slurmbridge.node.gresconf import GresFile, read_gres_conf
 from slurmbridge.pool.errors import ParseError, PeerUnavailable
 
 
@@ -73,7 +73,28 @@ class FileInventory:
         return {}
 
 
-def read_map(inventory: Inventory, gres_conf: str, node: str) -> DeviceMap:
+def stamp_of(path: str) -> tuple[int, int] | None:
+    """Which file this is and when it was changed last; None: there is none."""
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_ctime_ns
+
+
+class MapReading(msgspec.Struct, frozen=True):
+    """gres.conf and driver as they are now.
+
+    files: of gres.conf, in the order of their indices; () when `devices` has a fault. changed: last
+    change of gres.conf or of a file that it includes, Unix seconds.
+    """
+
+    devices: DeviceMap
+    files: tuple[GresFile, ...] = ()
+    changed: float = 0.0
+
+
+def read_map(inventory: Inventory, gres_conf: str, node: str) -> MapReading:
     """The map of this node as its gres.conf and its driver say now; faults stand in it.
 
     Args:
@@ -82,13 +103,22 @@ def read_map(inventory: Inventory, gres_conf: str, node: str) -> DeviceMap:
         node: Slurm node name.
 
     """
+    changes: list[float] = []
+
+    def text_of(path: Path) -> str:
+        found = path.stat()
+        # Copying tools set the time of the content as they like, but not that of the file.
+        changes.append(max(found.st_mtime, found.st_ctime))
+        return path.read_text(encoding="utf-8")
+
     folder = Path(gres_conf).parent
     try:
-        text = Path(gres_conf).read_text(encoding="utf-8")
-        files = read_gres_conf(text, node, lambda name: (folder / name).read_text(encoding="utf-8"))
+        text = text_of(Path(gres_conf))
+        files = read_gres_conf(text, node, lambda name: text_of(folder / name))
         found = inventory.find()
     except (OSError, UnicodeDecodeError) as error:
-        return DeviceMap(faults=(f"gres.conf cannot be read: {error}",))
+        return MapReading(DeviceMap(faults=(f"gres.conf cannot be read: {error}",)))
     except (ParseError, PeerUnavailable) as error:
-        return DeviceMap(faults=(str(error),))
-    return map_devices(files, found, slurm_script.file_identity)
+        return MapReading(DeviceMap(faults=(str(error),)))
+    devices = map_devices(files, found, slurm_script.file_identity)
+    return MapReading(devices) if devices.fault else MapReading(devices, files, max(changes))

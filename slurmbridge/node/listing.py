@@ -1,8 +1,9 @@
-"""PodResources.List of this node's kubelet: who has which devices, as the kubelet says."""
+"""PodResources of this node's kubelet: who has which devices, and which there are, as it says."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any, Final
 
 import grpc
@@ -17,6 +18,13 @@ PEER: Final = "kubelet"
 PAUSE_S: Final = 0.02
 """The kubelet takes 100 calls a second, 10 at once, and refuses the rest."""
 Listing = list[Listed]
+_QUESTIONS: Final[dict[str, tuple[Any, Any]]] = {
+    "List": (pb.ListPodResourcesRequest, pb.ListPodResourcesResponse),
+    "GetAllocatableResources": (
+        pb.AllocatableResourcesRequest,
+        pb.AllocatableResourcesResponse,
+    ),
+}
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", 16 * 1024 * 1024),
     ("grpc.use_local_subchannel_pool", 1),
@@ -53,26 +61,31 @@ class PodResources:
             PeerUnavailable: the kubelet is not there.
 
         """
+        return self._read(await self._ask("List", deadline_s))
+
+    async def allocatable(self, deadline_s: float = 1.0) -> frozenset[str]:
+        """The healthy device ids of our resource that the kubelet has. Raises as `list`."""
+        return self._ids((await self._ask("GetAllocatableResources", deadline_s)).devices)
+
+    async def _ask(self, name: str, deadline_s: float) -> Any:
+        op = f"PodResources.{name}"
         end = self._clock.monotonic() + deadline_s
         while True:
             left = end - self._clock.monotonic()
             try:
-                answer = await self._call("List", pb.ListPodResourcesRequest())(
-                    timeout=max(left, 0.001)
-                )
-                return self._read(answer)
+                return await self._call(name)(timeout=max(left, 0.001))
             except grpc.aio.AioRpcError as error:
                 code = error.code()
                 if code is grpc.StatusCode.RESOURCE_EXHAUSTED and left > PAUSE_S:
                     await self._clock.sleep(PAUSE_S)
                     continue
                 kind = PeerTimeout if code is grpc.StatusCode.DEADLINE_EXCEEDED else PeerUnavailable
-                raise kind(PEER, "PodResources.List", f"{code.name}: {error.details()}") from error
+                raise kind(PEER, op, f"{code.name}: {error.details()}") from error
             except asyncio.CancelledError as error:
                 task = asyncio.current_task()
                 if task is not None and task.cancelling():
                     raise
-                raise PeerUnavailable(PEER, "PodResources.List", "connection closed") from error
+                raise PeerUnavailable(PEER, op, "connection closed") from error
 
     async def close(self) -> None:
         """Close the connection; the next question opens a new one."""
@@ -80,27 +93,29 @@ class PodResources:
         if channel is not None:
             await channel.close()
 
-    def _call(self, name: str, request: Any) -> Any:
+    def _call(self, name: str) -> Any:
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(f"unix:{self._socket}", options=_OPTIONS)
+        question, answer = _QUESTIONS[name]
         method = self._channel.unary_unary(
-            f"/v1.PodResourcesLister/{name}",
-            pb.ListPodResourcesRequest.SerializeToString,
-            pb.ListPodResourcesResponse.FromString,
+            f"/v1.PodResourcesLister/{name}", question.SerializeToString, answer.FromString
         )
-        return lambda timeout: method(request, timeout=timeout)
+        return lambda timeout: method(question(), timeout=timeout)
+
+    def _ids(self, devices: Iterable[pb.ContainerDevices]) -> frozenset[str]:
+        return frozenset(
+            uuid
+            for entry in devices
+            if entry.resource_name == self._resource
+            for uuid in entry.device_ids
+        )
 
     def _read(self, answer: pb.ListPodResourcesResponse) -> Listing:
         found = []
         for pod in answer.pod_resources:
             devices: dict[str, frozenset[str]] = {}
             for container in pod.containers:
-                ids = frozenset(
-                    uuid
-                    for entry in container.devices
-                    if entry.resource_name == self._resource
-                    for uuid in entry.device_ids
-                )
+                ids = self._ids(container.devices)
                 if ids:
                     devices[container.name] = ids
             found.append(Listed(pod.namespace, pod.name, devices))

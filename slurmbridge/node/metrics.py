@@ -65,7 +65,7 @@ class NodeCollector(Collector):
         yield self._owners(f)
         yield from self._usage(f)
         for name, text, value in (
-            ("registered", "Whether the kubelet has taken our registration.", f.registered),
+            ("registered", "Whether the kubelet listens to our devices now.", f.registered),
             (
                 "closed",
                 "Whether the node takes no pods (see its log for why).",

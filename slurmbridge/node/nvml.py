@@ -7,6 +7,7 @@ Imported only where it is configured. Every call may fail while a driver is bein
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -23,7 +24,9 @@ _T = TypeVar("_T")
 
 
 class NvmlInventory:
-    """All GPUs that the driver shows. Not thread-safe: one call at a time.
+    """All GPUs that the driver shows; for any number of threads, one question at a time.
+
+    The library is started anew after an error: no other thread may be inside it then.
 
     Raises:
         ConfigError: the package is not installed.
@@ -37,6 +40,7 @@ class NvmlInventory:
             text = "install slurmbridge[nvidia], or give a file of devices"
             raise ConfigError([Problem("$.node.devices", text)]) from error
         self._open = False
+        self._lock = threading.Lock()
 
     def find(self) -> list[FoundGpu]:
         """See `Inventory.find`."""
@@ -55,20 +59,22 @@ class NvmlInventory:
 
     def close(self) -> None:
         """Let go of the driver."""
-        if self._open:
-            self._open = False
-            self._nvml.nvmlShutdown()
+        with self._lock:
+            if self._open:
+                self._open = False
+                self._nvml.nvmlShutdown()
 
     def _asked(self, op: str, question: Callable[[], _T]) -> _T:
-        try:
-            if not self._open:
-                self._nvml.nvmlInit()
-                self._open = True
-            return question()
-        except self._nvml.NVMLError as error:
-            # After a driver's restart only a new start of the library helps.
-            self._open = False
-            raise PeerUnavailable(PEER, op, str(error)) from error
+        with self._lock:
+            try:
+                if not self._open:
+                    self._nvml.nvmlInit()
+                    self._open = True
+                return question()
+            except self._nvml.NVMLError as error:
+                # After a driver's restart only a new start of the library helps.
+                self._open = False
+                raise PeerUnavailable(PEER, op, str(error)) from error
 
     def _handles(self) -> list[Any]:
         count = self._nvml.nvmlDeviceGetCount()

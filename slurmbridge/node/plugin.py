@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
@@ -22,7 +24,7 @@ from slurmbridge.clock import Clock
 from slurmbridge.log import get_logger
 from slurmbridge.node._gen import deviceplugin_pb2 as pb
 from slurmbridge.node.book import Book
-from slurmbridge.node.device import DeviceMap
+from slurmbridge.node.device import DeviceMap, Gpu
 from slurmbridge.node.identity import (
     Listed,
     PodFacts,
@@ -90,6 +92,24 @@ Busy = Callable[[str, Collection[int]], Awaitable[str]]
 """What other pod or process still uses GPUs (own pod UID, indices); "" when nothing does."""
 
 
+@dataclass
+class _Served:
+    """One socket. streams: of kubelets that listen -> its number, 0: not sent the devices yet."""
+
+    server: grpc.aio.Server
+    streams: dict[asyncio.Event, int] = field(default_factory=dict)
+    ended: bool = False
+
+    def wake(self) -> None:
+        for stream in self.streams:
+            stream.set()
+
+    async def end(self) -> None:
+        self.ended = True
+        self.wake()
+        await self.server.stop(STOP_S)
+
+
 class DevicePlugin:
     """The plugin; `serve` gives it a (new) socket.
 
@@ -103,6 +123,9 @@ class DevicePlugin:
         response: how containers are told.
         kind: GRES type of the GPUs that this resource offers, "" for all.
         clock: for deadlines.
+
+    Attributes:
+        on_stream: called when `listed` may have changed.
 
     """
 
@@ -132,35 +155,53 @@ class DevicePlugin:
         self._clock = clock
         self._kind = kind
         self._prestart_s = prestart_s
-        self._server: grpc.aio.Server | None = None
-        self._streams: set[asyncio.Event] = set()
+        self.on_stream: Callable[[], None] = lambda: None
+        self._served: _Served | None = None
+        self._streams = 0
+        self._ending: set[asyncio.Task[None]] = set()
         self.counts: dict[str, int] = {}
 
+    @property
+    def listed(self) -> int:
+        """Number of the stream by which a kubelet has the devices of the newest socket, 0: none.
+
+        Streams are counted over all sockets: another number is another stream.
+        """
+        return 0 if self._served is None else max(self._served.streams.values(), default=0)
+
+    @property
+    def offered(self) -> list[str]:
+        """UUIDs that pods of this resource may be given now."""
+        healthy = set(self._healthy())
+        return [gpu.uuid for gpu in self._gpus() if gpu.uuid in healthy]
+
     async def serve(self, path: str) -> None:
-        """Listen on a socket; the one before is closed."""
-        await self.stop()
-        server = grpc.aio.server()
-        server.add_generic_rpc_handlers((self._handlers(),))
+        """Listen on a socket; the one before is closed, but nobody waits for that."""
+        served = _Served(grpc.aio.server())
+        served.server.add_generic_rpc_handlers((self._handlers(served),))
         before = os.umask(0o177)
         try:
-            server.add_insecure_port(f"unix:{path}")
+            served.server.add_insecure_port(f"unix:{path}")
         finally:
             os.umask(before)
-        await server.start()
-        self._server = server
+        await served.server.start()
+        old, self._served = self._served, served
+        if old is not None:
+            task = asyncio.ensure_future(old.end())
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
 
     async def stop(self) -> None:
         """Close the socket; may be called twice."""
-        server, self._server = self._server, None
-        if server is not None:
-            for stream in self._streams:
-                stream.set()
-            await server.stop(STOP_S)
+        served, self._served = self._served, None
+        if served is not None:
+            await served.end()
+        await asyncio.gather(*self._ending)
 
     def changed(self) -> None:
         """Devices or their health have changed: tell the kubelet."""
-        for stream in self._streams:
-            stream.set()
+        if self._served is not None:
+            self._served.wake()
 
     # The kubelet's questions.
 
@@ -170,24 +211,29 @@ class DevicePlugin:
         )
 
     async def _watch(
-        self, _request: pb.Empty, _context: _Context
+        self, served: _Served, _request: pb.Empty, _context: _Context
     ) -> AsyncIterator[pb.ListAndWatchResponse]:
-        server, wake = self._server, asyncio.Event()
-        self._streams.add(wake)
+        wake = asyncio.Event()
+        served.streams[wake] = 0
         try:
-            while self._server is server:
+            while not served.ended:
                 wake.clear()
-                healthy = set(self._healthy())
+                healthy = set(self.offered)
                 yield pb.ListAndWatchResponse(
                     devices=[
                         pb.Device(ID=g.uuid, health="Healthy" if g.uuid in healthy else "Unhealthy")
-                        for g in self._devices().gpus
-                        if self._kind in ("", g.type)
+                        for g in self._gpus()
                     ]
                 )
+                # Only now it has been handed to the kubelet.
+                if not served.streams[wake]:
+                    self._streams += 1
+                    served.streams[wake] = self._streams
+                    self.on_stream()
                 await wake.wait()
         finally:
-            self._streams.discard(wake)
+            del served.streams[wake]
+            self.on_stream()
 
     async def _preferred(
         self, request: pb.PreferredAllocationRequest, context: _Context
@@ -269,6 +315,9 @@ class DevicePlugin:
 
     # Inside.
 
+    def _gpus(self) -> list[Gpu]:
+        return [gpu for gpu in self._devices().gpus if self._kind in ("", gpu.type)]
+
     async def _admitted(self, ids: Collection[str]) -> PodFacts | Veto:
         devices = self._devices()
         if devices.fault:
@@ -346,7 +395,7 @@ class DevicePlugin:
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
 
-    def _handlers(self) -> grpc.GenericRpcHandler:
+    def _handlers(self, served: _Served) -> grpc.GenericRpcHandler:
         unary = grpc.unary_unary_rpc_method_handler
         return grpc.method_handlers_generic_handler(
             SERVICE,
@@ -355,7 +404,9 @@ class DevicePlugin:
                     self._options, pb.Empty.FromString, pb.DevicePluginOptions.SerializeToString
                 ),
                 "ListAndWatch": grpc.unary_stream_rpc_method_handler(
-                    self._watch, pb.Empty.FromString, pb.ListAndWatchResponse.SerializeToString
+                    partial(self._watch, served),
+                    pb.Empty.FromString,
+                    pb.ListAndWatchResponse.SerializeToString,
                 ),
                 "GetPreferredAllocation": unary(
                     self._preferred,

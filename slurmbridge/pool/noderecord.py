@@ -63,7 +63,7 @@ class NodeFinding(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 class NodeReport(msgspec.Struct, frozen=True, omit_defaults=True):
     """The whole state of a node.
 
-    slurm_node: its name in Slurm. registered: the running kubelet has taken our registration.
+    slurm_node: its name in Slurm. registered: the running kubelet listens to our devices.
     fault: why the node takes no pods at all, "" when it does. is_whole: every question of the look
     was answered; only then does a pod's absence from `pods` mean that it is gone.
     held: Slurm job ids whose Epilog the agent holds now.

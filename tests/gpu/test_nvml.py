@@ -50,7 +50,7 @@ def test_the_map_joins_gres_conf_and_driver(tmp_path):
     assert devices.uuids([0]) == [gpus[-1].uuid]
     conf = tmp_path / "gres.conf"
     conf.write_text("Name=gpu File=" + ",".join(gpu.path for gpu in gpus) + "\n")
-    assert read_map(INVENTORY, str(conf), "here").fault == ""
+    assert read_map(INVENTORY, str(conf), "here").devices.fault == ""
 
 
 class NoKubelet:

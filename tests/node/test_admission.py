@@ -14,6 +14,12 @@ def message(pool, name):
     return (pool.get(name) or {"status": {}})["status"].get("message", "")
 
 
+def events(pool, name):
+    """Events about a pod or node."""
+    path = "/api/v1/namespaces/default/events"
+    return pool.kube.api.items(path, fieldSelector=f"involvedObject.name={name}")
+
+
 def test_a_pod_without_a_claim_is_refused_with_a_clear_text(pool):
     name = unique("stray")
     pool.kube.api.create(pool.pod(name, 1, spec={"nodeName": NODE}))
@@ -53,14 +59,9 @@ def test_a_claim_that_slurm_has_ended_starts_no_container(pool):
     claim = pool.claim(NODE, 1, uid, f"default/{name}")
     pool.slurm.run("scancel", str(claim.job_id))
     pool.bind(claim)
-    path = "/api/v1/namespaces/default/events"
 
     def told():
-        return [
-            e["message"]
-            for e in pool.kube.api.items(path, fieldSelector=f"involvedObject.name={name}")
-            if "does not cover it any more" in e["message"]
-        ]
+        return [e for e in events(pool, name) if "does not cover it any more" in e["message"]]
 
     wait(told, 30, "the event", pool.get, name)
     assert not (pool.marks / "start" / name).exists()
@@ -172,3 +173,74 @@ def test_a_gres_conf_that_does_not_match_closes_the_node(pool):
         path.write_text(text)
     wait(lambda: pool.is_registered(NODE), 30, "open again")
     pool.wait_gpus(NODE)
+
+
+def restart_slurmd(pool, node):
+    pool.slurm.kill9_slurmd(node)
+    pool.slurm.start_slurmd(node)
+
+
+def test_a_new_order_in_gres_conf_closes_the_node_until_slurmd_has_loaded_it(pool, figures):
+    path = pool.slurm.conf_path.with_name("gres.conf")
+    text = path.read_text()
+    line = next(one for one in text.splitlines() if one.startswith("NodeName="))
+    kind = line.partition("Name=gpu")[2].partition("File=")[0]
+    dev = pool.device(0).parent
+    mine = f"NodeName={NODE} Name=gpu{kind}File={dev}/nvidia[7,6,5,4,3,2,1,0]"
+    other = f"NodeName=gpu001 Name=gpu{kind}File={dev}/nvidia[0-7]"
+    path.write_text(text.replace(line, f"{other}\n{mine}"))
+    fault = lambda: pool.snapshot(NODE)["report"].get("fault", "")  # noqa: E731
+    try:
+        wait(lambda: not pool.is_registered(NODE), 30, "closed")
+        assert "restart slurmd on this node" in fault()
+
+        def told():
+            return [e["message"] for e in events(pool, NODE) if e["reason"] == "NodeAgentClosed"]
+
+        wait(lambda: any("restart slurmd" in text for text in told()), 20, "the event", told)
+        assert pool.is_registered("gpu001"), "a node whose lines say the same is not touched"
+        restart_slurmd(pool, NODE)
+        wait(lambda: pool.is_registered(NODE), 30, "open again", fault)
+        pool.wait_gpus(NODE)
+        name = unique("turned")
+        taken = []
+        wait(lambda: taken.append(pool.place(pool.pod(name, 2), NODE)) or taken[-1], 20, "room")
+        pool.wait_running(name)
+        given = (pool.marks / "start" / name).read_text().split()
+        # The file of index i is nvidia(7 - i) now: the pod has what a native job would have.
+        assert sorted(given) == sorted(pool.uuid(NODE, 7 - i) for i in taken[-1].gpus)
+        # Back again while the pod runs: its numbers must not come to mean other GPUs.
+        path.write_text(text)
+        restart_slurmd(pool, NODE)
+        wait(lambda: "while pods have it" in fault(), 30, "closed for the pod's sake", fault)
+        figures.count(starts=1)
+        pool.delete(name)
+        wait(lambda: pool.is_registered(NODE), 60, "open once the pod is gone", fault)
+    finally:
+        if path.read_text() != text:
+            path.write_text(text)
+            restart_slurmd(pool, NODE)
+    wait(lambda: pool.is_registered(NODE), 60, "as before", fault)
+    pool.wait_gpus(NODE)
+
+
+def test_a_finding_of_the_audit_is_an_event_on_the_pod_that_it_is_about(pool):
+    name = unique("loose")
+    body = pool.pod(name, 0, spec={"nodeName": NODE})
+    # Where NVIDIA's runtime gives out devices this pod gets all of them, past Slurm and kubelet.
+    body["spec"]["containers"][0]["env"].append({"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"})
+    uid = pool.kube.api.create(body)["metadata"]["uid"]
+
+    def told():
+        return [e for e in events(pool, name) if e["reason"] == "LoosePod"]
+
+    wait(told, 40, "the pod's event", events, pool, name)
+    event = told()[0]
+    assert event["involvedObject"]["kind"] == "Pod"
+    assert event["involvedObject"]["uid"] == uid
+    assert event["type"] == "Warning"
+    assert "NVIDIA_VISIBLE_DEVICES=all" in event["message"]
+    assert event["source"]["component"] == "slurmbridge-node"
+    assert 'slurmbridge_node_findings{kind="loose_pod"} 1.0' in pool.metrics(NODE)
+    pool.delete(name, grace_s=0)
+    wait(lambda: not pool.get(name), 30, "gone")

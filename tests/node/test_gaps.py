@@ -6,6 +6,8 @@ is found exactly; the gap is from the pod's last sign of life (every 20 ms) to t
 """
 
 import contextlib
+import shutil
+import subprocess
 import time
 
 import pytest
@@ -136,7 +138,9 @@ def test_the_next_owner_waits_for_the_last_process(whole, figures, case, followi
     wait(lambda: not pool.get(after), 30, "second is gone")
 
 
-def test_a_job_that_preempts_a_claim_waits_for_the_pods_last_process(figures):
+@pytest.fixture(scope="module")
+def preempting():
+    """A node whose claims a partition may preempt."""
     partitions = (
         "PartitionName=main Nodes=ALL Default=YES State=UP PreemptMode=OFF PriorityTier=1",
         "PartitionName=claims Nodes=ALL State=UP RootOnly=YES PreemptMode=CANCEL PriorityTier=1",
@@ -144,77 +148,137 @@ def test_a_job_that_preempts_a_claim_waits_for_the_pods_last_process(figures):
     )
     extra = ("PreemptType=preempt/partition_prio", "PreemptMode=CANCEL")
     with NodePool(nodes=1, slurm_config={"partitions": partitions, "extra": extra}) as pool:
-        name = unique("victim")
-        body = pool.pod(name, GPUS, ignore_term=True, grace_s=GRACE_S, every=0.02)
-        victim = pool.place(body, NODE)
-        pool.wait_running(name)
-        wait((pool.marks / "beat" / name).exists, 5, "first beat")
-        job = pool.native(GPUS, node=NODE, run_s=0.2, partition="urgent")
-        wait(lambda: pool.job_state(victim.job_id) != "RUNNING", 90, "preemption")
-        evict_later(pool, victim)
-        start = pool.marks / "start" / f"job-{job}"
-        wait(start.exists, 90, "the preemptor starts", lambda: pool.slurm.run("squeue"))
-        gap = pool.started(f"job-{job}") - pool.last_beat(name)
-        print(f"{'preemption by a partition':<28} {'native job':<11} gap {gap * 1000:8.0f} ms")
-        figures.count(starts=2, overlaps=len(pool.overlaps()))
-        figures.gap(gap)
-        assert pool.overlaps() == []
-        assert gap >= 0
+        yield pool
 
 
-def test_a_job_that_was_forgotten_by_slurmctld_is_fenced_by_the_prolog(whole, figures):
-    """slurmctld loses the claim in a crash; a native job waits for exactly these GPUs."""
+@pytest.mark.parametrize("following", ["native job", "pod"])
+def test_who_comes_after_a_preempted_claim_waits_for_the_pods_last_process(
+    preempting, figures, following
+):
+    pool, found = preempting, len(preempting.overlaps())
+    name = unique("victim")
+    body = pool.pod(name, GPUS, ignore_term=True, grace_s=GRACE_S, every=0.02)
+    placed = []
+    wait(lambda: placed.append(pool.place(body, NODE)) or placed[-1], 30, "room for the victim")
+    victim = placed[-1]
+    pool.wait_running(name)
+    wait((pool.marks / "beat" / name).exists, 5, "first beat")
+    job = pool.native(GPUS, node=NODE, run_s=0.2, partition="urgent")
+    wait(lambda: pool.job_state(victim.job_id) != "RUNNING", 90, "preemption")
+    after = f"job-{job}"
+    if following == "pod":
+        # The preemptor goes away while the claim is still held: a pod may be next.
+        pool.slurm.run("scancel", str(job))
+        after = unique("second")
+    evict_later(pool, victim)
+    if following == "pod":
+        again = pool.pod(after, GPUS, run_s=0.2)
+        wait(lambda: pool.place(again, NODE), 90, "room for the second")
+    start = pool.marks / "start" / after
+    wait(start.exists, 90, f"{after} starts", lambda: pool.slurm.run("squeue"))
+    gap = pool.started(after) - pool.last_beat(name)
+    print(f"{'preemption by a partition':<28} {following:<11} gap {gap * 1000:8.0f} ms")
+    figures.count(starts=2, overlaps=len(pool.overlaps()) - found)
+    figures.gap(gap)
+    assert pool.overlaps()[found:] == []
+    assert gap >= 0
+    pool.delete(after)
+    wait(lambda: not pool.get(name), 30, "the victim is gone")
+    wait(lambda: not pool.get(after), 30, "the second is gone")
+
+
+def slurm_state(pool):
+    return pool.slurm.dir / "state"
+
+
+def save_slurm_state(pool):
+    """What slurmctld has on its disk from now on, should it crash before it writes again."""
+    kept = slurm_state(pool).with_name("state-kept")
+    pool.slurm.stop_slurmctld()
+    subprocess.run(["cp", "-a", "--", str(slurm_state(pool)), str(kept)], check=True, timeout=30)
+    pool.slurm.start_slurmctld()
+    pool.slurm.wait_nodes()
+    return kept
+
+
+def crash_slurmctld(pool, kept):
+    """kill -9; it starts again with what it had on its disk: younger jobs are forgotten."""
+    pool.slurm.kill9_slurmctld()
+    shutil.rmtree(slurm_state(pool))
+    kept.rename(slurm_state(pool))
+    pool.slurm.start_slurmctld()
+    pool.slurm.wait_nodes()
+    pool.slurm.wait_scheduling()
+
+
+def handovers(pool):
+    return sum(pool.snapshot(name)["hooks"].get("handover", 0) for name in pool.names)
+
+
+def test_native_jobs_on_the_gpus_of_claims_that_slurmctld_forgot_are_fenced_by_the_prolog(
+    whole, figures
+):
+    """slurmctld loses claims in a crash, while native jobs wait for exactly these GPUs."""
     pool = whole
     found = len(pool.overlaps())
-    name = unique("covered")
-    body = pool.pod(name, GPUS, ignore_term=True, every=0.02)
-    placed = []
-    wait(lambda: placed.append(pool.place(body, NODE)) or placed[-1], 30, "room")
-    # Not before: the agent starts no container of a claim that slurmctld cannot confirm.
-    pool.wait_running(name)
-    pool.slurm.kill9_slurmctld()
-    pool.slurm.start_slurmctld()
-    wait(
-        lambda: (
-            "idle" in pool.slurm.run("sinfo", "-h", "-n", NODE, "-o", "%T", check=False)
-            or "mixed" in pool.slurm.run("sinfo", "-h", "-n", NODE, "-o", "%T", check=False)
-        ),
-        30,
-        "slurmctld is back",
-    )
-    forgotten = pool.job_state(placed[-1].job_id) != "RUNNING"
-    if not forgotten:
-        # It was saved in time: take the claim away behind the node's back, without an Epilog.
-        pool.without_epilog(lambda: pool.slurm.run("scancel", str(placed[-1].job_id)))
-    job = pool.native(GPUS, node=NODE, run_s=0.2)
-    pool.slurm.wait_scheduling()
-    hooks = lambda: pool.snapshot(NODE)["hooks"].get("handover", 0)  # noqa: E731
-    wait(lambda: hooks() > 0, 30, "a handover was asked", lambda: pool.slurm.run("squeue"))
-    wait(
-        lambda: pool.job_field(job, "Restarts") not in ("", "0"),
-        40,
-        "requeued",
-        pool.job_state,
-        job,
-    )
-    assert not (pool.marks / "start" / f"job-{job}").exists()
-    assert "drain" not in pool.slurm.run("sinfo", "-h", "-n", NODE, "-o", "%T")
-    assert pool.pod_pids(NODE, placed[-1].uid)
-    figures.count(starts=1, overlaps=len(pool.overlaps()) - found)
+    wait(lambda: not pool.pods(), 60, "the nodes are empty")
+    wait(lambda: not pool.slurm.run("squeue", "-h", "-o", "%i").split(), 60, "no job is left")
+    # In the queue before the claims, so that slurmctld remembers them, and held until it is back.
+    jobs = {
+        name: [pool.native(4, node=name, run_s=0.2, options=("--hold",)) for _ in range(2)]
+        for name in pool.names
+    }
+    every = [job for some in jobs.values() for job in some]
+    kept = save_slurm_state(pool)
+    pods = {}
+    for node in pool.names:
+        pods[node] = []
+        for _ in range(2):
+            body = pool.pod(unique("covered"), 4, ignore_term=True, every=0.02)
+            wait(lambda b=body, n=node: pool.place(b, n), 30, "room")
+            pods[node].append(pool.claims[body["metadata"]["name"]])
+    for claim in [one for some in pods.values() for one in some]:
+        # Not before: the agent starts no container of a claim that slurmctld cannot confirm.
+        pool.wait_running(claim.name)
+    asked = handovers(pool)
+    crash_slurmctld(pool, kept)
+    for claim in [one for some in pods.values() for one in some]:
+        assert pool.job_state(claim.job_id) == "", "forgotten"
+        # Its number will be another job's: nobody may end that one with the pod.
+        pool.claims.pop(claim.name)
+    pool.slurm.run("scontrol", "release", ",".join(map(str, every)))
+    for job in every:
+        wait(
+            lambda job=job: pool.job_field(job, "Restarts") not in ("", "0"),
+            90,
+            f"job {job} was given the GPUs and taken back",
+            lambda: pool.slurm.run("squeue", "-o", "%i %T %r %N %S"),
+        )
+    assert handovers(pool) - asked >= len(every)
+    assert not [job for job in every if (pool.marks / "start" / f"job-{job}").exists()]
+    for node in pool.names:
+        assert "drain" not in pool.slurm.run("sinfo", "-h", "-n", node, "-o", "%T")
+        assert all(pool.pod_pids(node, claim.uid) for claim in pods[node])
     assert pool.overlaps()[found:] == []
-    pool.delete(name, grace_s=0)
-    wait(lambda: not pool.pod_pids(NODE, placed[-1].uid), 30, "pod ends")
-    pool.slurm.run("scontrol", "update", f"jobid={job}", "StartTime=now")
-    wait(
-        (pool.marks / "start" / f"job-{job}").exists,
-        60,
-        "job starts at last",
-        lambda: pool.slurm.run("squeue"),
-    )
-    gap = pool.started(f"job-{job}") - pool.last_beat(name)
-    figures.gap(gap)
-    figures.count(starts=1)
-    assert gap >= 0
+    for node in pool.names:
+        for claim in pods[node]:
+            pool.delete(claim.name, grace_s=0)
+            wait(lambda c=claim, n=node: not pool.pod_pids(n, c.uid), 30, "pod ends")
+    for job in every:
+        # A job that was requeued waits two minutes by itself.
+        pool.slurm.run("scontrol", "update", f"jobid={job}", "StartTime=now")
+    for node, mine in jobs.items():
+        last = max(pool.last_beat(claim.name) for claim in pods[node])
+        for job in mine:
+            wait(
+                (pool.marks / "start" / f"job-{job}").exists,
+                90,
+                f"job {job} starts at last",
+                lambda: pool.slurm.run("squeue", "-o", "%i %T %r %N %S"),
+            )
+            figures.gap(pool.started(f"job-{job}") - last)
+            assert pool.started(f"job-{job}") >= last
+    figures.count(starts=8, overlaps=len(pool.overlaps()) - found)
     assert pool.overlaps()[found:] == []
 
 

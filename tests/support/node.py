@@ -209,16 +209,8 @@ class RealNode:
             self._keeper.stop()
         # Containers are children of shims that left the keeper's tree only in name; whatever still
         # stands in our cgroups is ours.
-        deadline = time.monotonic() + 10
-        while pids := self.cgroup_pids():
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.05)
-            if time.monotonic() > deadline:
-                break
-        for hierarchy in cgroup_hierarchies():
-            root = hierarchy / self.cgroup_root.strip("/")
+        self._empty_cgroups()
+        for root in self._cgroup_roots():
             for folder, _, _ in os.walk(root, topdown=False):
                 with contextlib.suppress(OSError):
                     os.rmdir(folder)
@@ -271,6 +263,23 @@ class RealNode:
     def kill9_kubelet(self) -> None:
         """End the kubelet as a crash does; containers live on."""
         self._keep.kill("kubelet")
+
+    def power_off(self) -> None:
+        """The power fails: kubelet, containerd and every process of a pod end, their cgroups are gone.
+
+        What a node keeps on its disk stays: the kubelet's and containerd's folders.
+        """
+        for part in ("kubelet", "containerd"):
+            if self.poll(part) is None:
+                self._keep.kill(part)
+        self._empty_cgroups()
+        for root in self._cgroup_roots():
+            for top in root.iterdir():
+                for folder, _, _ in os.walk(top, topdown=False):
+                    with contextlib.suppress(OSError):
+                        os.rmdir(folder)
+        for socket in (*self.plugins.glob("*.sock"), self.pod_resources):
+            socket.unlink(missing_ok=True)
 
     def pause_kubelet(self) -> None:
         """SIGSTOP."""
@@ -343,6 +352,20 @@ class RealNode:
         return sorted(found)
 
     # Inside
+
+    def _cgroup_roots(self) -> list[Path]:
+        roots = [one / self.cgroup_root.strip("/") for one in cgroup_hierarchies()]
+        return [root for root in roots if root.is_dir()]
+
+    def _empty_cgroups(self, timeout_s: float = 10.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while pids := self.cgroup_pids():
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+            if time.monotonic() > deadline:
+                break
 
     @property
     def _containerd(self) -> str:

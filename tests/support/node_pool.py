@@ -409,7 +409,10 @@ class NodePool:
 
     def wait_running(self, name: str, timeout_s: float = 20.0) -> None:
         """Wait until a pod's process has started (it has written its mark)."""
-        wait((self.marks / "start" / name).exists, timeout_s, f"start of {name}", self.phase, name)
+        mark = self.marks / "start" / name
+        wait(
+            mark.exists, timeout_s, f"start of {name}", lambda: (self.get(name) or {}).get("status")
+        )
 
     def started(self, name: str) -> float:
         """When a pod or job has started: seconds, by its mark."""

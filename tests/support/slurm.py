@@ -371,7 +371,10 @@ class SlurmCluster:
         return Places(self._dir, first, self.slurm_user)
 
     def _write(self, name: str, text: str) -> None:
+        """One file, where it changes: a gres.conf that is newer than slurmd is none of slurmd's."""
         path = self.conf_path.with_name(name)
+        if path.exists() and path.read_text() == text:
+            return
         path.write_text(text)
         path.chmod(0o644)
 

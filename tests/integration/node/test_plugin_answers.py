@@ -9,7 +9,8 @@ from slurmbridge.node._gen import deviceplugin_pb2 as pb
 from slurmbridge.node.book import Book
 from slurmbridge.node.device import DeviceMap, Gpu
 from slurmbridge.node.identity import Listed, PodFacts, Want
-from slurmbridge.node.plugin import SERVICE, DevicePlugin, Response
+from slurmbridge.node.plugin import PRESTART_S, SERVICE, DevicePlugin, Response
+from slurmbridge.pool.errors import PeerUnavailable
 
 GPUS = tuple(
     Gpu(index=i, uuid=f"GPU-{i}", minor=7 - i, path=f"/dev/nvidia{7 - i}") for i in range(4)
@@ -34,18 +35,22 @@ async def nothing(*_):
     return ""
 
 
-def plugin_of(tmp_path, gpus=GPUS, response=None, kind=""):
+def plugin_of(tmp_path, gpus=GPUS, response=None, kind="", **more):
+    parts = {
+        "lister": Kubelet(),
+        "verify": nothing,
+        "busy": nothing,
+        "clock": SystemClock(),
+        **more,
+    }
     return DevicePlugin(
         devices=lambda: DeviceMap(gpus=gpus),
         healthy=lambda: [g.uuid for g in gpus],
         pods=Pods(),
-        lister=Kubelet(),
         book=Book(str(tmp_path / "book.json")),
-        verify=nothing,
-        busy=nothing,
         response=response or Response(),
-        clock=SystemClock(),
         kind=kind,
+        **parts,
     )
 
 
@@ -155,3 +160,100 @@ async def test_devices_outside_the_claim_are_refused_with_the_reason(tmp_path):
         await allocate(tmp_path, Response(), ["GPU-0", "GPU-1"])
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert "GPU 0 is outside its claim 7" in refused.value.details()
+
+
+class Lister:
+    """The kubelet once the pod is admitted."""
+
+    async def list(self, deadline_s=1.0):
+        return [Listed("a", "b", {"main": frozenset({"GPU-1", "GPU-3"})})]
+
+
+class QuickClock(SystemClock):
+    """A second of it takes ten milliseconds: deadlines are those of the product."""
+
+    def monotonic(self):
+        return super().monotonic() * 100
+
+    async def sleep(self, seconds):
+        await super().sleep(seconds / 100)
+
+
+class Told:
+    """What the node says, one answer after the other; the last one for ever."""
+
+    def __init__(self, *answers):
+        self.answers, self.asked = list(answers), []
+
+    async def __call__(self, *question):
+        self.asked.append(question)
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+
+async def prestart(tmp_path, **parts):
+    """PreStartContainer over the socket, and its status code and text."""
+    plugin = plugin_of(tmp_path, clock=QuickClock(), lister=Lister(), **parts)
+    path = tmp_path / "p.sock"
+    await plugin.serve(str(path))
+    try:
+        async with grpc.aio.insecure_channel(f"unix:{path}") as channel:
+            call = channel.unary_unary(
+                f"/{SERVICE}/PreStartContainer",
+                pb.PreStartContainerRequest.SerializeToString,
+                pb.PreStartContainerResponse.FromString,
+            )
+            try:
+                await call(pb.PreStartContainerRequest(devices_ids=["GPU-1", "GPU-3"]), timeout=20)
+            except grpc.aio.AioRpcError as error:
+                return plugin, error.code(), error.details()
+    finally:
+        await plugin.stop()
+    return plugin, grpc.StatusCode.OK, ""
+
+
+BUSY = "process 12 (python) of no pod uses GPU 3"
+
+
+async def test_a_container_starts_once_nothing_else_uses_its_gpus(tmp_path):
+    busy = Told(BUSY, BUSY, BUSY, "")
+    plugin, code, _ = await prestart(tmp_path, busy=busy)
+    assert code is grpc.StatusCode.OK
+    assert busy.asked == [("u-1", [1, 3])] * 4
+    assert (plugin.counts["waited"], plugin.counts["started"]) == (3, 1)
+
+
+async def test_the_wait_for_idle_gpus_ends_before_the_kubelet_gives_up_and_says_why(tmp_path):
+    clock = QuickClock()
+    began = clock.monotonic()
+    plugin, code, text = await prestart(tmp_path, busy=Told(BUSY))
+    # Not for good: the kubelet tries again.
+    assert code is grpc.StatusCode.UNAVAILABLE
+    assert text == f"slurmbridge: pod a/b: its GPUs are still in use: {BUSY}"
+    assert clock.monotonic() - began >= PRESTART_S
+    assert plugin.counts["refused_busy"] == 1
+    assert "started" not in plugin.counts
+    assert PRESTART_S < 30.0, "the kubelet's own limit"
+
+
+async def test_a_claim_that_ended_before_or_while_the_container_waited_starts_nothing(tmp_path):
+    busy = Told("")
+    _, code, text = await prestart(tmp_path, verify=Told("job 7 is CANCELLED"), busy=busy)
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "claim 7 does not cover it any more: job 7 is CANCELLED" in text
+    assert busy.asked == []
+    verify = Told("", "job 7 is CANCELLED")
+    plugin, code, text = await prestart(tmp_path, verify=verify, busy=Told(*[BUSY] * 30, ""))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "claim 7 has ended: job 7 is CANCELLED" in text
+    assert len(verify.asked) == 2
+    assert "started" not in plugin.counts
+
+
+async def test_where_nobody_can_say_whether_gpus_are_idle_nothing_starts(tmp_path):
+    async def dark(*_):
+        raise PeerUnavailable("nvml", "usage", "driver is being replaced")
+
+    for part in ("busy", "verify"):
+        _, code, text = await prestart(tmp_path, **{part: dark})
+        assert code is grpc.StatusCode.UNAVAILABLE
+        assert "driver is being replaced" in text

@@ -132,7 +132,7 @@ def look_at(tree, driver):
     gpus = tuple(Gpu(i, f"GPU-{i}", i, str(tree / "nvidia0")) for i in range(1))
     book = Book(str(tree / "book.json"))
     look = NodeLook({}, lambda: DeviceMap(gpus=gpus), driver, Kubelet(), book, time.monotonic)
-    return look, Gate("", look, book, NoPods(), verify, print), book
+    return look, Gate("", look, book, NoPods(), verify, print, time.monotonic), book
 
 
 def hold(gate, uids=("gone",), gpus="0"):

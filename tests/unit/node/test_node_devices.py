@@ -31,13 +31,25 @@ READ = {
         [(0, "a100", "/dev/nvidia0")],
     ),
     "keys in any case": ("nodename=gpu001 NAME=gpu FILE=/dev/nvidia0", [(0, "", "/dev/nvidia0")]),
-    "AutoDetect beside files": ("AutoDetect=nvml\nName=gpu File=/dev/nvidia0", [(0, "", "/dev/nvidia0")]),
+    "AutoDetect off on the node's own line": (
+        "AutoDetect=nvml\nNodeName=gpu001 AutoDetect=off Name=gpu File=/dev/nvidia0",
+        [(0, "", "/dev/nvidia0")],
+    ),
+    "AutoDetect of another node": (
+        "NodeName=gpu002 AutoDetect=nvml Name=gpu\nNodeName=gpu001 Name=gpu File=/dev/nvidia0",
+        [(0, "", "/dev/nvidia0")],
+    ),
     "none here": ("NodeName=gpu009 Name=gpu File=/dev/nvidia0", []),
 }  # fmt: skip
 
 REFUSED = {
     "a count alone": ("Name=gpu Count=8", "without File="),
-    "AutoDetect alone": ("AutoDetect=nvml", "write File= lines"),
+    "AutoDetect alone": ("AutoDetect=nvml", "write AutoDetect=off and File= lines"),
+    "AutoDetect beside files": ("AutoDetect=nvml\nName=gpu File=/dev/nvidia0", "write AutoDetect=off"),
+    "AutoDetect on the node's own line": (
+        "AutoDetect=off\nNodeName=gpu001 Name=gpu AutoDetect=nvml File=/dev/nvidia0",
+        "AutoDetect leaves the order",
+    ),
     "a file twice": ("Name=gpu File=/dev/nvidia0\nName=gpu File=/dev/nvidia[0-1]", "twice"),
     "an include that cannot be followed": ("include more.conf", "include"),
     "a hostlist that is none": ("NodeName=gpu[001 Name=gpu File=/dev/nvidia0", "host list"),

@@ -1,7 +1,9 @@
 """GPUs in MIG mode: each MIG device is a GPU of its own, of the type that gres.conf gives it."""
 
 import sys
+import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -155,3 +157,20 @@ def test_the_order_of_mig_lines_is_that_of_the_indices():
         (1, "3g.40gb", "/dev/nvidia-caps/nvidia-cap31"),
         (2, "h100", "/dev/nvidia1"),
     ]
+
+
+def test_questions_to_the_driver_never_overlap(inventory, monkeypatch):
+    inside, overlaps = [], []
+
+    def slow():
+        overlaps.extend(inside)
+        inside.append("count")
+        threading.Event().wait(0.002)
+        inside.pop()
+        return len(GPUS)
+
+    monkeypatch.setattr(DRIVER, "nvmlDeviceGetCount", slow)
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(one) for one in (inventory.find, inventory.usage) * 6]
+        assert all(one.result() for one in asked)
+    assert overlaps == []
