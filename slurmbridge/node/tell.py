@@ -14,8 +14,8 @@ REASONS: Final[Mapping[str, str]] = {
     "stray_process": "StrayProcess",
     "no_claim": "NoClaim",
     "loose_pod": "LoosePod",
-    "ledger": "LedgerDiffers",
-    "alarm": "NodeAgentAlarm",
+    "ledger": "Ledger",
+    "alarm": "Alarm",
 }
 """Reason of the Event by kind of finding (`noderecord.KINDS`)."""
 CLOSED: Final = "NodeAgentClosed"

@@ -162,6 +162,7 @@ def test_metrics_and_report_name_the_owner_of_each_gpu(pool):
 
 
 def test_a_gres_conf_that_does_not_match_closes_the_node(pool):
+    wait(lambda: pool.is_registered(NODE), 30, "registered")
     path = pool.run_folder(NODE) / "devices.json"
     text = path.read_text()
     path.write_text(text.replace('"minor": 7', '"minor": 9').replace("nvidia7", "nvidia9"))
@@ -181,6 +182,8 @@ def restart_slurmd(pool, node):
 
 
 def test_a_new_order_in_gres_conf_closes_the_node_until_slurmd_has_loaded_it(pool, figures):
+    for name in pool.names:
+        wait(lambda n=name: pool.is_registered(n), 30, "registered")
     path = pool.slurm.conf_path.with_name("gres.conf")
     text = path.read_text()
     line = next(one for one in text.splitlines() if one.startswith("NodeName="))
