@@ -6,6 +6,7 @@ Only functions of this package change it, and only while `Machine.handle` runs.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -418,7 +419,7 @@ class State:
         self.view_changed = True
         self.touch(entry.slurm_node)
 
-    def charges(self, nodes: Iterable[str]) -> dict[str, list[Charge]]:
+    def charges(self, nodes: AbstractSet[str]) -> dict[str, list[Charge]]:
         """What the book holds on some nodes, by Slurm node."""
         found: dict[str, list[Charge]] = {}
         for name in nodes:
@@ -428,11 +429,13 @@ class State:
                     found.setdefault(name, []).append(charge)
         for ticket in self.waiting.tickets.values():
             for name, count in ticket.now.items():
-                gpus = GpuUse((GpuCount("", count),))
-                found.setdefault(name, []).append(Charge(ticket.uid, gpus, ticket.job_id))
+                if name in nodes:
+                    gpus = GpuUse((GpuCount("", count),))
+                    found.setdefault(name, []).append(Charge(ticket.uid, gpus, ticket.job_id))
         for ending in self.ending.values():
-            charge = Charge(ending.claim_id.uid, ending.gpus, ending.job_id)
-            found.setdefault(ending.slurm_node, []).append(charge)
+            if ending.slurm_node in nodes:
+                charge = Charge(ending.claim_id.uid, ending.gpus, ending.job_id)
+                found.setdefault(ending.slurm_node, []).append(charge)
         return found
 
 
