@@ -64,6 +64,16 @@ def lift(state: State, entry: Entry, pod: PodRecord) -> None:
     )
 
 
+def is_under_way(state: State, entry: Entry) -> bool:
+    """Whether a claim's pod is being let through: asked for, and not answered yet.
+
+    Not for one that has waited long, or was refused: a few such must not hold up all others.
+    """
+    if entry.phase is not Phase.HELD or entry.lift_at is None:
+        return False
+    return state.now - entry.lift_at < LIFT_AGAIN_S - RETRY_S
+
+
 def on_lifted(state: State, event: Lifted) -> None:
     """The API server has taken it; kube-scheduler is next."""
     entry = state.book.get(event.uid)

@@ -51,7 +51,11 @@ _TOLD = (
 
 
 def after_event(state: State) -> None:
-    """Sort in what has changed, and claim for as many pods as may be under way at once."""
+    """Sort in what has changed, and claim for as many pods as may be under way at once.
+
+    A pod is until its gate is off: where the API server is slower than slurmctld, claims that ran
+    ahead would hold GPUs for seconds that nobody uses yet.
+    """
     waiting = state.waiting
     consider, waiting.consider = waiting.consider, set()
     for uid in consider:
@@ -198,7 +202,8 @@ def _claim(state: State) -> None:
     waiting.asking = {
         uid
         for uid in waiting.asking
-        if (entry := state.book.get(uid)) is not None and entry.phase is Phase.ASKING
+        if (entry := state.book.get(uid)) is not None
+        and (entry.phase is Phase.ASKING or lift.is_under_way(state, entry))
     }
     left = state.settings.planned_at_once - len(waiting.asking)
     if left <= 0:

@@ -78,7 +78,8 @@ class Settings(msgspec.Struct, frozen=True):
     this. gangs_as_one: a gang whose members ask for the same gets one claim for all.
     topology_labels: node labels of the levels, root first; accelerator_labels: of the
     accelerator domains, empty: topograph's.
-    planned_at_once: so many claims of the planned way are asked of Slurm at a time.
+    planned_at_once: so many pods of the planned way are at a time between the asking for their
+        claim and the taking off of their gate.
     agents_required: with granularity gpu a node takes pods, and gives claims back, only by its
     agent's word.
     """

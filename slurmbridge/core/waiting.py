@@ -180,10 +180,10 @@ class Waiting:
     none of ours. looks: nodes that suit a kind of pods, best last, until something has changed for
     the better; it outlives the bucket, so that pods that come one by one share it. topology: as
     compiled of `topology_of`; topology_text: what Slurm says of it; topology_file: path and text of
-    the site's own file. asking: pods with an
-    allocation under way. grew: some node has more room than when the buckets were looked at.
-    nodes_after, asks_after: what Slurm has refused, not asked for again before. tickets: places in
-    Slurm's queue by UID of the gang's claim. adopted: claims of gangs that were found, by job id.
+    the site's own file. asking: pods with an allocation, or the taking off of their gate, under
+    way. grew: some node has more room than when the buckets were looked at. nodes_after,
+    asks_after: what Slurm has refused, not asked for again before. tickets: places in Slurm's queue
+    by UID of the gang's claim. adopted: claims of gangs that were found, by job id.
     gang_uids: key of each group by the UID of its claim. gangs_later: those that have to wait for
     the next tick; looks_left: nodes that gangs may look at before that; round: see `turn`.
     """

@@ -76,7 +76,18 @@ def test_so_many_are_under_way_at_a_time_and_the_next_follow():
     story = Story("n1", settings=make_settings(planned_at_once=2)).start()
     pods = [gated(f"p{i}") for i in range(3)]
     assert sum(len(asked(story.see(p))) for p in pods) == 2
-    assert asked(story.grant(pods[0], 7, "n1", "0")) == [("p2", "n1")]
+    assert asked(story.grant(pods[0], 7, "n1", "0")) == [], "its gate is on still"
+    assert asked(story.handle(ev.Lifted("uid-p0"))) == [("p2", "n1")]
+
+
+def test_a_gate_that_does_not_come_off_keeps_nobody_else_waiting():
+    story = Story("n1", settings=make_settings(planned_at_once=1)).start()
+    pods = [gated(f"p{i}") for i in range(2)]
+    for pod in pods:
+        story.see(pod)
+    story.grant(pods[0], 7, "n1", "0")
+    failed = story.handle(ev.ActionFailed("Lift", "uid-p0", 0, "no answer"))
+    assert asked(failed) == [("p1", "n1")]
 
 
 def test_refused_by_slurm_the_next_node_is_tried_and_the_first_one_not_at_once():
