@@ -278,8 +278,10 @@ def run(nodes: int, pods: int) -> dict[str, Any]:
                 "nodeCacheCapable": True,
                 "httpTimeout": "30s",
             }
-            null_rate = phase("null", ALL_NODES, extender)
-            null.kill()
+            try:
+                null_rate = phase("null", ALL_NODES, extender)
+            finally:
+                null.kill()
         delete(cluster)
         with Product(cluster, start_scheduler=False) as product:
             while not all_nodes_are_told(cluster):
