@@ -113,7 +113,9 @@ def _is_fresh(state: State, seen: AgentSeen) -> bool:
     return not seen.is_lost and state.now - seen.fresh_at <= state.settings.freshness.agent
 
 
-def is_left(state: State, node: str, uid: str, since: int, boot_id: str = "") -> bool | None:
+def is_left(
+    state: State, node: str, uid: str, since: int, boot_id: str = "", until: float = 0.0
+) -> bool | None:
     """Whether nothing of a pod can be left on a node.
 
     Args:
@@ -122,6 +124,7 @@ def is_left(state: State, node: str, uid: str, since: int, boot_id: str = "") ->
         uid: of the pod.
         since: `State.moment` at which we had learnt that the pod is over or gone.
         boot_id: of the node at that moment, "" when not known.
+        until: the deletion of its Node object proves nothing before that.
 
     Returns:
         True: an agent's word or a fence says so. False: the agent sees something, or its word has
@@ -134,7 +137,7 @@ def is_left(state: State, node: str, uid: str, since: int, boot_id: str = "") ->
             return False
         if seen.after >= since and seen.report.has_left(uid):
             return True
-    if _is_fenced(state, node, boot_id):
+    if _is_fenced(state, node, boot_id, until):
         return True
     if are_needed(state) or (seen is not None and _is_fresh(state, seen)):
         return False
@@ -182,13 +185,18 @@ def are_clear(
     return True
 
 
-def _is_fenced(state: State, name: str, boot_id: str) -> bool:
-    """Whether no process of before can run on a node: deleted, taken out of service, rebooted."""
+def _is_fenced(state: State, name: str, boot_id: str, until: float = 0.0) -> bool:
+    """Whether no process of before can run on a node: deleted, taken out of service, rebooted.
+
+    A deleted Node object says little of its machine, and its kubelet may still be stopping what ran
+    there: that counts after a while, and not before `until`.
+    """
     if not state.nodes_listed or not name:
         return False
     node = state.kube_nodes.get(name)
     if node is None:
-        return True
+        since = state.deleted_since(name)
+        return since is not None and state.now >= max(until, since + state.settings.linger_s)
     return node.fenced or (bool(boot_id) and node.boot_id not in ("", boot_id))
 
 

@@ -16,6 +16,7 @@ from slurmbridge.core.evidence import (
     fits,
     is_outdated,
     live_claims,
+    node_of,
     others_on,
     plausible_indices,
     uid_of_group,
@@ -59,7 +60,7 @@ def _take_in_over(state: State, pod: PodRecord) -> None:
     """A pod that was over when we began, without a claim: has its agent seen its last process?"""
     if not pod.is_over or pod.uid in state.book:
         return
-    slurm_node, written = state.slurm_of.get(pod.node, ""), written_claim(pod)
+    slurm_node, written = node_of(state, pod), written_claim(pod)
     if not slurm_node or written is None or not release.may_be_left(state, pod):
         return
     entry = Entry(
@@ -95,7 +96,7 @@ def _take_in(state: State, uid: str) -> None:
 
 def take_in(state: State, pod: PodRecord) -> None:
     """Charge a bound pod that the book does not know, and see to it that it gets a claim."""
-    slurm_node = state.slurm_of.get(pod.node, "")
+    slurm_node = node_of(state, pod)
     if not slurm_node:
         return
     written = written_claim(pod)

@@ -75,6 +75,52 @@ def uid_of_group(pod: PodRecord) -> str:
     return "" if pod.group is None else group_uid(pod.group.key)
 
 
+def place_of(state: State, pod: PodRecord, job: SlurmJob) -> str:
+    """The Slurm node on which a bound pod uses a claim; "" where it does not, or nobody can tell.
+
+    Names go first. But a label that was taken off or changed, a second node with the same name or a
+    deleted Node object move no pod: where names tell nothing, or that a pod is not where the claim
+    is that it was bound with, the claim tells, unless another node is known to be the claim's.
+    """
+    mapped, is_its = state.slurm_of.get(pod.node, ""), is_bound_with(pod, job)
+    if mapped in job.nodes:
+        return mapped
+    if not pod.node or (mapped and not is_its):
+        return ""
+    share = read_share(pod.annotations.get(keys.SHARE, ""))
+    if share is not None and share.job_id == job.id:
+        names: tuple[str, ...] = (share.slurm_node,) if share.slurm_node in job.nodes else ()
+    else:
+        names = job.nodes if len(job.nodes) == 1 else ()
+    for name in names:
+        may_be = pod.node not in state.kube_nodes or pod.node in state.hosts.get(name, ())
+        if (is_its or may_be) and state.kube_of.get(name, pod.node) == pod.node:
+            return name
+    return ""
+
+
+def is_bound_with(pod: PodRecord, job: SlurmJob) -> bool:
+    """Whether a pod says that a job is the claim that it was bound with."""
+    written = written_claim(pod) if pod.node else None
+    return written is not None and written.job_id == job.id
+
+
+def node_of(state: State, pod: PodRecord) -> str:
+    """The Slurm node that a bound pod is on: by the claim it was bound with, else by its name."""
+    written = written_claim(pod)
+    job = None if written is None else _job(state, written.job_id)
+    owner = None if job is None else state.owner_of(job)
+    if job is not None and owner is not None and owner.uid in (pod.uid, uid_of_group(pod)):
+        place = place_of(state, pod, job)
+        if place:
+            return place
+    return state.slurm_of.get(pod.node, "")
+
+
+def _job(state: State, job_id: int) -> SlurmJob | None:
+    return None if state.snapshot is None else state.snapshot.jobs.get(job_id)
+
+
 def live_claims(state: State, uid: str) -> list[SlurmJob]:
     """The pod's claims in the last reading that nobody has ended, running ones first, by id."""
     jobs = [j for j in state.live.get(uid, ()) if j.id not in state.ending]

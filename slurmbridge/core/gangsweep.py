@@ -9,7 +9,7 @@ from __future__ import annotations
 from slurmbridge.core import adopted, release, split
 from slurmbridge.core import ticket as places
 from slurmbridge.core.action import LookJob
-from slurmbridge.core.evidence import uid_of_group
+from slurmbridge.core.evidence import is_bound_with, uid_of_group
 from slurmbridge.core.state import State, is_running
 from slurmbridge.core.waiting import Ticket
 from slurmbridge.pool.record import PodRecord, SlurmJob
@@ -118,7 +118,7 @@ def _compare(state: State, uid: str, job: SlurmJob, pods: list[PodRecord]) -> No
         is_its and any(p.uid not in state.book and not p.node for p in pods)
     ):
         places.wake_gang(state, uid)
-    elif not any(split.says_its_in(pod, job) for pod in pods):
+    elif not any(is_bound_with(pod, job) for pod in pods):
         release.end_group(state, uid, job.id, "its gang does not live in it")
 
 

@@ -30,7 +30,7 @@ from slurmbridge.core import (
 )
 from slurmbridge.core import event as ev
 from slurmbridge.core.action import Action
-from slurmbridge.core.mapping import map_names
+from slurmbridge.core.mapping import hold_back, map_names
 from slurmbridge.core.settings import Settings
 from slurmbridge.core.state import Phase, State, index_jobs, is_live
 from slurmbridge.pool.claim import ClaimId
@@ -200,8 +200,10 @@ def _on_pod_changed(state: State, event: ev.PodChanged) -> None:
 def _on_nodes_listed(state: State, event: ev.NodesListed) -> None:
     silent = {name for name, node in state.kube_nodes.items() if not node.ready}
     state.labels_changed += 1
-    state.kube_nodes = {node.name: node for node in event.nodes}
-    state.nodes_listed = True
+    there = {node.name: node for node in event.nodes}
+    state.deleted |= dict.fromkeys(state.kube_nodes.keys() - there.keys(), state.now)
+    state.kube_nodes, state.nodes_listed = there, True
+    state.nodes_since = min(state.nodes_since, state.now)
     _map(state)
     _touch_all(state)
     for name in silent:
@@ -230,6 +232,7 @@ def _matters(node: KubeNode) -> tuple[object, ...]:
 def _on_node_gone(state: State, event: ev.NodeGone) -> None:
     state.kube_nodes.pop(event.node.name, None)
     state.annotated.pop(event.node.name, None)
+    state.deleted[event.node.name] = state.now
     _map(state)  # another may have been kept out by it
 
 
@@ -254,6 +257,8 @@ def _map(state: State) -> None:
         state.slurm_of,
         {name for name, node in state.snapshot.nodes.items() if node.gpu_total > 0},
     )
+    names = hold_back(names, state.lived())
+    state.held_back = names.held_back
     changed = names.slurm_of.items() ^ state.slurm_of.items()
     changed |= names.problems.items() ^ state.problems.items()
     state.slurm_of, state.problems = dict(names.slurm_of), dict(names.problems)
@@ -303,6 +308,8 @@ def _on_action_failed(state: State, event: ev.ActionFailed) -> None:
 def _on_ticked(state: State, _event: ev.Ticked) -> None:
     if not state.is_synced:
         return
+    if state.held_back:
+        _map(state)
     grant.tick(state)
     agents.tick(state)
     release.tick(state)

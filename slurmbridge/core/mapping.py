@@ -16,6 +16,9 @@ from slurmbridge.pool.errors import ParseError
 from slurmbridge.pool.hostlist import expand
 from slurmbridge.pool.record import KubeNode
 
+ITS_PODS = "renamed while its pods have claims on Slurm node"
+OTHERS_PODS = "renamed while there are claims of pods of Kubernetes node"
+
 
 class NameMap(msgspec.Struct, frozen=True):
     """slurm_of: Kubernetes name -> Slurm name. problems: pool nodes out of use, and why.
@@ -23,12 +26,14 @@ class NameMap(msgspec.Struct, frozen=True):
     several: Kubernetes name -> Slurm names, where there are more than one. may_be: every Kubernetes
     name, in the pool or not -> the Slurm names that it may have. `slurm_of` says where pods may
     go; what may still run on a Slurm node is asked of all Kubernetes nodes that may be it.
+    held_back: those of the problems that are over once the pods have gone.
     """
 
     slurm_of: Mapping[str, str]
     problems: Mapping[str, str]
     several: Mapping[str, tuple[str, ...]] = {}
     may_be: Mapping[str, tuple[str, ...]] = {}
+    held_back: frozenset[str] = frozenset()
 
 
 def map_names(
@@ -99,6 +104,34 @@ def map_names(
             problems[names[0]] = "unknown to Slurm"
     good = {name: slurm for name, slurm in found.items() if len(owners[slurm]) == 1}
     return NameMap(good, problems, several, may_be)
+
+
+def hold_back(names: NameMap, lived: Mapping[str, Collection[str]]) -> NameMap:
+    """Take nodes out of use whose names have changed while pods have claims under the old ones.
+
+    The devices that such pods use would be offered a second time, under another name.
+
+    Args:
+        names: the names as they are now.
+        lived: Kubernetes name -> Slurm nodes on which pods of that node have claims.
+
+    """
+    here: dict[str, set[str]] = {}
+    for kube, slurms in lived.items():
+        for slurm in slurms:
+            here.setdefault(slurm, set()).add(kube)
+    moved = {}
+    for kube, slurm in names.slurm_of.items():
+        if away := set(lived.get(kube, ())) - {slurm}:
+            moved[kube] = f"{ITS_PODS} {', '.join(sorted(away))}"
+        elif others := here.get(slurm, set()) - {kube}:
+            moved[kube] = f"{OTHERS_PODS} {', '.join(sorted(others))}"
+    if not moved:
+        return names
+    good = {kube: slurm for kube, slurm in names.slurm_of.items() if kube not in moved}
+    return msgspec.structs.replace(
+        names, slurm_of=good, problems={**names.problems, **moved}, held_back=frozenset(moved)
+    )
 
 
 def _names_in(wish: str) -> tuple[str, ...]:

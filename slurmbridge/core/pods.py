@@ -120,4 +120,5 @@ def prune(state: State) -> None:
     state.pruned_at = state.now
     limit = state.now - FORGET_GONE_S
     state.gone = {u: g for u, g in state.gone.items() if g.at > limit}
+    state.deleted = {n: t for n, t in state.deleted.items() if n not in state.kube_nodes}
     state.told = {k: t for k, t in state.told.items() if t > limit}

@@ -169,14 +169,21 @@ def leave(state: State, entry: Entry, pod: PodRecord, why: str) -> None:
     if pod.node == entry.kube_node and may_be_left(state, pod):
         keep(state, entry, why)
         entry.linger_until = state.now
+        if state.deleted_since(pod.node) is not None:
+            entry.linger_until += max(state.settings.linger_s, pod.grace_s)
     else:
         end_entry(state, entry, why)
 
 
 def may_be_left(state: State, pod: PodRecord) -> bool:
-    """Whether an agent has to say of a pod which is over that nothing of it is left."""
+    """Whether the phase of a pod which is over is not enough: an agent has to say so, or time.
+
+    Where the Node object is gone it is not the kubelet that has written the phase.
+    """
     if not pod.node:
         return False
+    if state.deleted_since(pod.node) is not None:
+        return True
     return agents.is_left(state, pod.node, pod.uid, state.moment) is not None
 
 
@@ -223,7 +230,7 @@ def on_agent_spoke(state: State, kube_node: str) -> None:
 
 def _settle_lingering(state: State, entry: Entry) -> None:
     is_left = agents.is_left(
-        state, entry.kube_node, entry.uid, entry.left_at, boot_id=entry.boot_id
+        state, entry.kube_node, entry.uid, entry.left_at, entry.boot_id, entry.linger_until
     )
     if is_left:
         end_entry(state, entry, "its pod is gone")
@@ -243,7 +250,9 @@ def _settle_by_time(state: State, entry: Entry) -> None:
             entry.told_kept = True
             tell_kept(state, entry.kube_node, entry.ref)
         return
-    end_entry(state, entry, "its pod is gone")
+    since = state.deleted_since(entry.kube_node)
+    if since is None or state.now >= since + state.settings.linger_s:
+        end_entry(state, entry, "its pod is gone")
 
 
 def is_silent(state: State, kube_node: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from slurmbridge.core.evidence import Share, read_share, written_claim
+from slurmbridge.core.evidence import Share, place_of, read_share, written_claim
 from slurmbridge.core.state import Phase, State, asked_gpus
 from slurmbridge.pool import keys
 from slurmbridge.pool.record import GpuUse, PodRecord, SlurmJob
@@ -69,8 +69,7 @@ class Spare:
             written, told = written_claim(pod), promised(pod)
             counts = asked_gpus(pod).counts
             if pod.node and written is not None and written.job_id == job.id:
-                name = state.slurm_of.get(pod.node, "")
-                self.charge(name, pod.uid, GpuUse(counts, written.indices))
+                self.charge(place_of(state, pod, job), pod.uid, GpuUse(counts, written.indices))
             elif told is not None and told.job_id == job.id:
                 self.charge(told.slurm_node, pod.uid, GpuUse(counts, told.indices or None))
 

@@ -14,7 +14,14 @@ from typing import NamedTuple
 import numpy as np
 
 from slurmbridge.core import adopted, publish, settle
-from slurmbridge.core.evidence import live_claims, others_on, uid_of_group, written_claim
+from slurmbridge.core.evidence import (
+    is_bound_with,
+    live_claims,
+    others_on,
+    place_of,
+    uid_of_group,
+    written_claim,
+)
 from slurmbridge.core.places import topology
 from slurmbridge.core.settle import ask_of, request_for
 from slurmbridge.core.spare import NO_NUMBER, Spare, promised
@@ -77,7 +84,7 @@ def adopt(state: State, uid: str, job: SlurmJob, pods: list[PodRecord]) -> None:
         pods: all members that are not over.
 
     """
-    said = [pod for pod in pods if says_its_in(pod, job) and _is_open(state, pod)]
+    said = [pod for pod in pods if is_bound_with(pod, job) and _is_open(state, pod)]
     told = [(pod, share) for pod in pods if (share := promised(pod)) and share.job_id == job.id]
     if not said and all(pod.uid in state.book for pod, _ in told):
         return
@@ -85,7 +92,7 @@ def adopt(state: State, uid: str, job: SlurmJob, pods: list[PodRecord]) -> None:
     for pod in said:
         written = written_claim(pod)
         indices = () if written is None else written.indices or ()
-        _take(state, uid, job, pod, state.slurm_of.get(pod.node, ""), spare, indices)
+        _take(state, uid, job, pod, place_of(state, pod, job), spare, indices)
     for pod, share in told:
         if pod.uid in state.book or live_claims(state, pod.uid):
             continue
@@ -98,12 +105,6 @@ def _is_open(state: State, pod: PodRecord) -> bool:
     """Whether a bound pod is to be found: one that is to be covered was taken for one without."""
     entry = state.book.get(pod.uid)
     return entry is None or entry.phase is Phase.COVERING
-
-
-def says_its_in(pod: PodRecord, job: SlurmJob) -> bool:
-    """Whether a pod was bound with a job, as it says."""
-    written = written_claim(pod) if pod.node else None
-    return written is not None and written.job_id == job.id
 
 
 def note_place(gang: GangState, found: Placement) -> None:
@@ -143,13 +144,15 @@ def _take(
     exactly: tuple[int, ...] = (),
 ) -> Entry | None:
     """The pod's share on a node, if there is one; exactly: these GPUs or none."""
-    count, kube_node = asked_gpus(pod).total, state.kube_of.get(name, "")
+    count, kube_node = asked_gpus(pod).total, pod.node or state.kube_of.get(name, "")
     node, left = state.kube_nodes.get(kube_node), spare.on(name, but=pod.uid)
-    if node is None or not count or len(left) < count:
+    if not kube_node or not count or len(left) < count:
         return None
     excluded = state.waiting.excluded.get(pod.uid, {})
     is_new = not exactly and not pod.node
-    if is_new and (not node.ready or state.now < excluded.get(kube_node, 0.0)):
+    if not pod.node and node is None:
+        return None
+    if is_new and node is not None and (not node.ready or state.now < excluded.get(kube_node, 0.0)):
         return None
     if not set(exactly) <= set(left) or len(exactly) not in (0, count):
         return None

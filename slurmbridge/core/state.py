@@ -193,12 +193,13 @@ class State:
     live_groups: those of gangs, by their UIDs. ours: all of them, by job id. slurm_of, kube_of:
     nodes of the pool by their names on the other side; several: Kubernetes nodes that are several
     Slurm nodes. may_be: the Slurm names that each Kubernetes node may have, in the pool or not;
-    hosts: the Kubernetes nodes that each Slurm node may be, none where they are deleted. loose:
-    pods that may have to be in the book and are not. robbed: UIDs of claims whose job id turned out
-    to be a younger claim's. evictions: when, and for the loss of which claim (its UID). moment:
-    number of the event that is being handled, > 0. agents: by Kubernetes node name. labels_changed:
-    how often labels of nodes did. domains: where each node stands, by Kubernetes name, closest
-    first, as `placed_by` has it.
+    hosts: the Kubernetes nodes that each Slurm node may be, none where they are deleted.
+    held_back: nodes out of use until their pods have gone. nodes_since: when nodes were listed
+    first; deleted: when Node objects were missed since. loose: pods that may have to be in the book
+    and are not. robbed: UIDs of claims whose job id turned out to be a younger claim's. evictions:
+    when, and for the loss of which claim (its UID). moment: number of the event that is being
+    handled, > 0. agents: by Kubernetes node name. labels_changed: how often labels of nodes did.
+    domains: where each node stands, by Kubernetes name, closest first, as `placed_by` has it.
     """
 
     settings: Settings
@@ -218,6 +219,8 @@ class State:
     placed_by: object = None
     pods_listed: bool = False
     nodes_listed: bool = False
+    nodes_since: float = float("inf")
+    deleted: dict[str, float] = field(default_factory=dict)
     audited: bool = False
     book: dict[str, Entry] = field(default_factory=dict)
     by_node: dict[str, dict[str, Entry]] = field(default_factory=dict)
@@ -235,6 +238,7 @@ class State:
     may_be: dict[str, tuple[str, ...]] = field(default_factory=dict)
     hosts: dict[str, tuple[str, ...]] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
+    held_back: frozenset[str] = frozenset()
     starts: dict[str, float] = field(default_factory=dict)
     alone: dict[str, float] = field(default_factory=dict)
     windows: dict[str, tuple[Window, ...]] = field(default_factory=dict)
@@ -312,6 +316,20 @@ class State:
             return entry is not but and entry.job_id == job_id
         members = self.sharing.get(claim_uid, ())
         return any(e is not but and e.job_id == job_id for e in map(self.book.get, members) if e)
+
+    def deleted_since(self, kube_node: str) -> float | None:
+        """Since when a node is known to have no object; None: it has one, or nobody has looked."""
+        if not self.nodes_listed or kube_node in self.kube_nodes:
+            return None
+        return self.deleted.get(kube_node, self.nodes_since)
+
+    def lived(self) -> dict[str, set[str]]:
+        """By Kubernetes node: the Slurm nodes on which its pods have claims."""
+        found: dict[str, set[str]] = {}
+        for entry in self.book.values():
+            if entry.kube_node:
+                found.setdefault(entry.kube_node, set()).add(entry.slurm_node)
+        return found
 
     def touch(self, slurm_node: str) -> None:
         """Mark a node for a new ledger and view."""

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from slurmbridge.core import agents, cover, gangsweep, release, settle
 from slurmbridge.core.action import LookPod
-from slurmbridge.core.evidence import live_claims, others_on, use_of, written_claim
+from slurmbridge.core.evidence import (
+    is_bound_with,
+    live_claims,
+    others_on,
+    place_of,
+    use_of,
+    written_claim,
+)
 from slurmbridge.core.settle import ask_of, request_for
 from slurmbridge.core.state import (
     UNKNOWN_PROMISES,
@@ -103,12 +110,16 @@ def _adopt(state: State, pod: PodRecord, doubted: Entry | None, jobs: list[Slurm
             _wait_for_gpus(state, pod, doubted, jobs)
         return  # not read in full yet: the next reading tells
     job: SlurmJob | None
-    if not any(_kube_node(state, j) for j in jobs) and _may_be_on(state, pod.node, jobs):
-        return  # it uses one of them, or may be bound with it: nobody says yet which node that is
     if pod.node:
-        job = _bound_with(pod, state.slurm_of.get(pod.node, ""), jobs)
+        job = _bound_with(state, pod, jobs)
+    elif not any(_kube_node(state, j) for j in jobs) and _may_be_on(state, "", jobs):
+        return  # it may be bound with one of them: nobody says yet which node that is
     else:
         job = next((j for j in jobs if _kube_node(state, j) or not is_running(j)), None)
+    is_unmapped = bool(pod.node) and pod.node not in state.slurm_of
+    is_one_its = any(is_bound_with(pod, j) for j in jobs) or _may_be_on(state, pod.node, jobs)
+    if job is None and is_unmapped and is_one_its:
+        return  # nobody says yet which node that is
     if job is None:
         for other in jobs:
             release.end_job(state, pod.uid, other, "its pod is elsewhere")
@@ -160,16 +171,16 @@ def _may_be_on(state: State, kube_node: str, jobs: list[SlurmJob]) -> bool:
     return kube_node in hosts or (not kube_node and bool(hosts))
 
 
-def _bound_with(pod: PodRecord, slurm_node: str, jobs: list[SlurmJob]) -> SlurmJob | None:
+def _bound_with(state: State, pod: PodRecord, jobs: list[SlurmJob]) -> SlurmJob | None:
     """Which of its claims a pod on a node was bound with; None: with none of them."""
-    here = [j for j in jobs if j.state.base != "PENDING" and slurm_node in j.nodes]
+    here = [j for j in jobs if j.state.base != "PENDING" and place_of(state, pod, j)]
     written = written_claim(pod)
     if written is not None:
         for job in here:
             if job.id == written.job_id:
                 return job
         for job in here:
-            use = use_of(job, slurm_node)
+            use = use_of(job, place_of(state, pod, job))
             if use is not None and use.indices == written.indices:
                 return job
     return here[0] if here else None
@@ -178,7 +189,7 @@ def _bound_with(pod: PodRecord, slurm_node: str, jobs: list[SlurmJob]) -> SlurmJ
 def _take_over(state: State, pod: PodRecord, doubted: Entry | None, job: SlurmJob) -> None:
     slurm_node = job.nodes[0] if job.nodes else ""
     if pod.node:
-        slurm_node = state.slurm_of.get(pod.node, slurm_node)
+        slurm_node = place_of(state, pod, job) or slurm_node
     use = use_of(job, slurm_node)
     entry = Entry(
         uid=pod.uid,
