@@ -189,14 +189,17 @@ def _is_fenced(state: State, name: str, boot_id: str, until: float = 0.0) -> boo
     """Whether no process of before can run on a node: deleted, taken out of service, rebooted.
 
     A deleted Node object says little of its machine, and its kubelet may still be stopping what ran
-    there: that counts after a while, and not before `until`.
+    there: that counts after a while, and not before `until`. While other pods are there by its name
+    it is the list of nodes that is wrong.
     """
     if not state.nodes_listed or not name:
         return False
     node = state.kube_nodes.get(name)
     if node is None:
         since = state.deleted_since(name)
-        return since is not None and state.now >= max(until, since + state.settings.linger_s)
+        if since is None or state.has_pods(name):
+            return False
+        return state.now >= max(until, since + state.settings.linger_s)
     return node.fenced or (bool(boot_id) and node.boot_id not in ("", boot_id))
 
 

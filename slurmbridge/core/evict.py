@@ -147,9 +147,9 @@ def _watch_breaker(state: State, cases: list[_Case]) -> None:
     """Open when too many have lost their claims, or may have; close when all was settled.
 
     Those count that are to be evicted, that were within the last minute, and whose claims a reading
-    did not show, until a second look has told; places of gangs in the queue as claims do. A gang
-    that goes as a whole is one loss. Losses that a person has confirmed do not count: the next mass
-    loss is another one.
+    did not show, until a second look has told; so do those whose pods a list did not show, and
+    places of gangs in the queue as claims do. A gang that goes as a whole is one loss. Losses that
+    a person has confirmed do not count: the next mass loss is another one.
     """
     tickets = state.waiting.tickets.values()
     doubted = {
@@ -158,6 +158,9 @@ def _watch_breaker(state: State, cases: list[_Case]) -> None:
         if (e.phase is Phase.BOUND and e.suspect) or (e.phase is Phase.COVERING and not e.stray)
     }
     doubted |= {ticket.uid for ticket in tickets if ticket.suspect}
+    for uid, missed in state.missed.items():
+        if (entry := state.book.get(uid)) is not None and not missed.confirmed:
+            doubted.add(_loss(state, entry))
     to_go = {c.loss for c in cases if c.evicted_at is None and not c.of.confirmed}
     if state.breaker_since is not None:
         if not to_go and not doubted:
@@ -193,6 +196,8 @@ def confirm(state: State) -> None:
     state.breaker_since = None
     for case in (*_lost(state), *_cancelled(state)):
         case.of.confirmed = True
+    for missed in state.missed.values():
+        missed.confirmed = True
     run(state)
 
 
@@ -202,6 +207,7 @@ def dismissed(state: State) -> list[Entry]:
     Gangs whose places were cancelled ask for new ones.
     """
     state.breaker_since = None
+    state.missed.clear()
     for gang in state.waiting.gangs.values():
         if gang.cancelled is not None and not gang.cancelled.evicted:
             gang.cancelled = None

@@ -191,6 +191,8 @@ def _on_job_looked(state: State, event: ev.JobLooked) -> None:
 def _on_pods_listed(state: State, event: ev.PodsListed) -> None:
     pods.listed(state, event.pods)
     audit.after_reading(state)
+    if state.is_synced:
+        evict.run(state)
 
 
 def _on_pod_changed(state: State, event: ev.PodChanged) -> None:
@@ -310,6 +312,7 @@ def _on_ticked(state: State, _event: ev.Ticked) -> None:
         return
     if state.held_back:
         _map(state)
+    pods.tick(state)
     grant.tick(state)
     agents.tick(state)
     release.tick(state)

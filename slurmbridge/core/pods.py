@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from slurmbridge.core import gang, grant, planned, release, settle, sweep
+from slurmbridge.core.action import LookPod
 from slurmbridge.core.event import PodGone, PodLooked
-from slurmbridge.core.state import Gone, Phase, State
+from slurmbridge.core.state import Gone, Missed, Phase, State
 from slurmbridge.pool.record import PodRecord
 
 FORGET_GONE_S = 600.0
 """How long a deleted pod is remembered: longer than any look at it may be under way."""
+MOST_LOOKS = 100
+"""Pods that a list did not show are asked about so many at a time."""
 
 
 def see(state: State, pod: PodRecord) -> None:
     """A pod as it is. Only those that ask for pool GPUs, or wrongly so, are ours to know."""
     known = state.pods.get(pod.uid)
+    state.missed.pop(pod.uid, None)
     if pod.uid in state.gone or (known is not None and _is_older(pod, known)):
         return  # the answer to a look was overtaken by the watch
     if pod.gpu is None and not pod.fault:
@@ -60,17 +64,54 @@ def _is_older(pod: PodRecord, known: PodRecord) -> bool:
 
 
 def listed(state: State, pods: tuple[PodRecord, ...]) -> None:
-    """All pods: those that are not among them are gone."""
+    """All pods, as a list has them.
+
+    A list can be wrong as a whole (an old state restored, another server): what uses or may use
+    something and is not in it is there until a look at it has told. What it shows is there,
+    whatever was said of it before.
+    """
     there = {pod.uid for pod in pods}
     for uid in [u for u in state.pods if u not in there]:
-        pod, entry = state.pods[uid], state.book.get(uid)
-        # Somebody was told to bind it: it may have been bound, and deleted by force, unseen.
-        promised = entry is not None and entry.phase is Phase.HELD
-        vanish(state, pod, may_run=not pod.is_over and (bool(pod.node) or promised))
+        pod = state.pods[uid]
+        if pod.is_over or (not pod.node and uid not in state.book):
+            vanish(state, pod, may_run=False)
+        else:
+            state.missed.setdefault(uid, Missed())
     state.waiting.others.clear()
     for pod in pods:
+        came_back = state.gone.pop(pod.uid, None) is not None
         see(state, pod)
+        entry = state.book.get(pod.uid)
+        if came_back and entry is not None and entry.phase is Phase.LINGERING and not pod.is_over:
+            release.on_pod_back(state, entry, pod)
     state.pods_listed = True
+
+
+def tick(state: State) -> None:
+    """Ask the API server for each pod that a list did not show."""
+    due = [u for u, m in state.missed.items() if state.now - m.looked > release.LOOK_AGAIN_S]
+    for uid in due[:MOST_LOOKS]:
+        pod = state.pods.get(uid)
+        if pod is None:
+            del state.missed[uid]
+        else:
+            state.missed[uid].looked = state.now
+            state.out.append(LookPod(uid, pod.namespace, pod.name))
+
+
+def _is_really_gone(state: State, uid: str) -> None:
+    """A look has not found a pod that a list did not show either.
+
+    So many of them that the breaker is open stay where they are until a person has decided.
+    """
+    missed, pod, entry = state.missed.get(uid), state.pods.get(uid), state.book.get(uid)
+    if missed is None or pod is None:
+        return
+    if entry is not None and state.breaker_since is not None and not missed.confirmed:
+        return
+    # Somebody was told to bind it: it may have been bound, and deleted by force, unseen.
+    promised = entry is not None and entry.phase is Phase.HELD
+    vanish(state, pod, may_run=not pod.is_over and (bool(pod.node) or promised))
 
 
 def on_gone(state: State, event: PodGone) -> None:
@@ -86,6 +127,7 @@ def vanish(state: State, pod: PodRecord, *, may_run: bool) -> None:
     """Forget a pod; its claim has to stay for a while if processes of it may run."""
     state.gone[pod.uid] = Gone(state.now, may_run or release.may_be_left(state, pod))
     state.pods.pop(pod.uid, None)
+    state.missed.pop(pod.uid, None)
     state.woken.pop(pod.uid, None)
     state.waiting.forget(pod.uid)
     entry = state.book.get(pod.uid)
@@ -99,6 +141,10 @@ def on_looked(state: State, event: PodLooked) -> None:
     if pod is not None:
         see(state, pod)
         pod = state.pods.get(event.uid, pod if event.uid not in state.gone else None)
+    elif event.uid in state.missed:
+        _is_really_gone(state, event.uid)
+        if event.uid in state.missed:
+            return
     entry = state.book.get(event.uid)
     if entry is None or entry.phase is Phase.DOUBT:
         if pod is None:

@@ -162,6 +162,15 @@ def on_pod_vanished(state: State, entry: Entry, pod: PodRecord, *, may_run: bool
         linger(state, entry, pod.grace_s)
 
 
+def on_pod_back(state: State, entry: Entry, pod: PodRecord) -> None:
+    """A pod that was taken for gone is listed again: it lives in its claim as before."""
+    if entry.job_id and pod.node == entry.kube_node:
+        entry.why = ""
+        state.move(entry, Phase.BOUND)
+    else:
+        state.drop(entry)
+
+
 def leave(state: State, entry: Entry, pod: PodRecord, why: str) -> None:
     """The pod is over: give its claim back, where there is an agent as soon as that says so."""
     if entry.phase is Phase.LINGERING or entry.phase is Phase.ASKING:

@@ -175,6 +175,17 @@ class Gone(NamedTuple):
     may_run: bool
 
 
+@dataclass(slots=True)
+class Missed:
+    """A pod that a list did not show. looked: when the API server was last asked for it.
+
+    confirmed: a person has said that such pods are really gone.
+    """
+
+    looked: float = float("-inf")
+    confirmed: bool = False
+
+
 class Woken(NamedTuple):
     """When a refused pod was woken, and for how long it is not woken again."""
 
@@ -195,11 +206,13 @@ class State:
     Slurm nodes. may_be: the Slurm names that each Kubernetes node may have, in the pool or not;
     hosts: the Kubernetes nodes that each Slurm node may be, none where they are deleted.
     held_back: nodes out of use until their pods have gone. nodes_since: when nodes were listed
-    first; deleted: when Node objects were missed since. loose: pods that may have to be in the book
-    and are not. robbed: UIDs of claims whose job id turned out to be a younger claim's. evictions:
-    when, and for the loss of which claim (its UID). moment: number of the event that is being
-    handled, > 0. agents: by Kubernetes node name. labels_changed: how often labels of nodes did.
-    domains: where each node stands, by Kubernetes name, closest first, as `placed_by` has it.
+    first; deleted: when Node objects were missed since. missed: pods that a list did not show, by
+    UID: there until a look has told. in_use: moment, and the nodes that had pods then (`has_pods`).
+    loose: pods that may have to be in the book and are not. robbed: UIDs of claims whose job id
+    turned out to be a younger claim's. evictions: when, and for the loss of which claim (its UID).
+    moment: number of the event that is being handled, > 0. agents: by Kubernetes node name.
+    labels_changed: how often labels of nodes did. domains: where each node stands, by Kubernetes
+    name, closest first, as `placed_by` has it.
     """
 
     settings: Settings
@@ -213,8 +226,10 @@ class State:
     interval_s: float = 1.0
     pods: dict[str, PodRecord] = field(default_factory=dict)
     gone: dict[str, Gone] = field(default_factory=dict)
+    missed: dict[str, Missed] = field(default_factory=dict)
     kube_nodes: dict[str, KubeNode] = field(default_factory=dict)
     labels_changed: int = 0
+    in_use: tuple[int, frozenset[str]] = (0, frozenset())
     domains: dict[str, tuple[str, ...]] = field(default_factory=dict)
     placed_by: object = None
     pods_listed: bool = False
@@ -322,6 +337,14 @@ class State:
         if not self.nodes_listed or kube_node in self.kube_nodes:
             return None
         return self.deleted.get(kube_node, self.nodes_since)
+
+    def has_pods(self, kube_node: str) -> bool:
+        """Whether pods are known on a node that are to stay."""
+        if self.in_use[0] != self.moment:
+            pods = self.pods.values()
+            there = {p.node for p in pods if not p.is_over and p.deleting_since is None}
+            self.in_use = (self.moment, frozenset(there))
+        return kube_node in self.in_use[1]
 
     def lived(self) -> dict[str, set[str]]:
         """By Kubernetes node: the Slurm nodes on which its pods have claims."""

@@ -6,7 +6,16 @@ import pytest
 
 from slurmbridge.core import action as act
 from slurmbridge.core import event as ev
-from tests.support.builders import T0, Story, make_claim_job, make_pod, none, only
+from tests.support.builders import (
+    T0,
+    Story,
+    make_claim_job,
+    make_pod,
+    make_settings,
+    none,
+    only,
+    plain,
+)
 
 
 @pytest.fixture
@@ -167,8 +176,16 @@ def test_a_force_deleted_pod_whose_claim_was_just_granted_keeps_it_for_a_while(p
 # Missing from a list.
 
 
-def test_a_pod_that_a_list_no_longer_shows_is_gone(story, pod):
+def miss(story, *pods):
+    """A list without these pods, and nobody finds them by their names either."""
     story.handle(ev.PodsListed(()))
+    story.now += 1
+    for look in [a for a in story.tick() if isinstance(a, act.LookPod)]:
+        story.handle(ev.PodLooked(look.uid, None))
+
+
+def test_a_pod_that_neither_a_list_nor_a_look_shows_is_gone(story, pod):
+    miss(story, pod)
     assert story.phase(pod) == "lingering"
     story.pass_time(32)
     assert {a.job_id for a in story.of(act.End)} == {10}
@@ -178,8 +195,104 @@ def test_an_unbound_pod_that_was_promised_a_claim_may_have_run_unseen(pod):
     story = Story("n1").start(pod)
     story.ask(pod, "n1")
     story.grant(pod, 10, "n1", "0-1")
-    story.handle(ev.PodsListed(()))
+    miss(story, pod)
     assert story.phase(pod) == "lingering"
+
+
+def test_a_list_that_lacks_a_running_pod_ends_nothing_and_the_next_one_shows_it_again(story, pod):
+    story.handle(ev.PodsListed(()))
+    assert story.phase(pod) == "bound"
+    story.now += 1
+    look = only(story.tick(), act.LookPod)
+    story.handle(ev.PodsListed((plain(pod),)))
+    story.handle(ev.PodLooked(look.uid, None))
+    assert story.phase(pod) == "bound"
+    assert none(story.pass_time(60), act.End, act.LookPod)
+
+
+def test_a_pod_that_a_list_lacks_and_a_look_finds_stays(story, pod):
+    story.handle(ev.PodsListed(()))
+    story.now += 1
+    look = only(story.tick(), act.LookPod)
+    story.handle(ev.PodLooked(look.uid, plain(pod)))
+    assert story.phase(pod) == "bound"
+    assert none(story.pass_time(60), act.End, act.LookPod)
+
+
+def test_a_look_that_nobody_answers_is_asked_again_and_ends_nothing(story, pod):
+    story.handle(ev.PodsListed(()))
+    assert none(story.pass_time(60), act.End)
+    assert {a.uid for a in story.of(act.LookPod)} == {"uid-a"}
+    assert 4 <= len(story.of(act.LookPod)) <= 7
+
+
+def test_a_pod_that_was_taken_for_gone_and_is_listed_again_lives_in_its_claim(story, pod):
+    """An API server whose state was set back shows pods again that it has deleted."""
+    miss(story, pod)
+    assert story.phase(pod) == "lingering"
+    story.now += 1
+    story.handle(ev.PodsListed((plain(pod),)))
+    assert story.phase(pod) == "bound"
+    assert none(story.pass_time(60), act.End, act.Evict, act.Cover)
+
+
+def test_one_whose_claim_was_given_back_meanwhile_is_covered_again(story, pod):
+    miss(story, pod)
+    story.pass_time(32)
+    assert story.phase(pod) == ""
+    story.slurm(without=(10,))
+    story.handle(ev.PodsListed((plain(pod),)))
+    story.pass_time(2)
+    assert only(story.actions, act.Cover).indices == (0, 1)
+
+
+def many(count=16):
+    """As many pods, each with a GPU."""
+    pods = [make_pod(f"p{i}").gpus(1) for i in range(count)]
+    story = Story("n1", "n2").start(*pods)
+    for i, pod in enumerate(pods):
+        story.run(pod, 100 + i, f"n{1 + i // 8}", str(i % 8))
+    return story.forget(), pods
+
+
+def test_a_list_without_most_pods_and_nodes_opens_the_breaker_and_ends_nothing():
+    story, pods = many()
+    story.handle(ev.NodesListed(()))
+    miss(story, *pods)
+    assert story.machine.state.breaker_since is not None
+    for _ in range(60):
+        for look in [a for a in story.pass_time(1) if isinstance(a, act.LookPod)]:
+            story.handle(ev.PodLooked(look.uid, None))
+    assert none(story.actions, act.End, act.Evict)
+    assert {story.phase(p) for p in pods} == {"bound"}
+    story.handle(ev.PodsListed(tuple(plain(p) for p in pods)))
+    story.tick()
+    assert story.machine.state.breaker_since is None
+
+
+@pytest.mark.parametrize("confirm", [True, False])
+def test_then_a_person_says_whether_they_are_gone(confirm):
+    story, pods = many()
+    miss(story, *pods)
+    story.handle(ev.BreakerAnswered(confirm=confirm))
+    for _ in range(60):
+        for look in [a for a in story.pass_time(1) if isinstance(a, act.LookPod)]:
+            story.handle(ev.PodLooked(look.uid, None))
+    assert len({a.job_id for a in story.of(act.End)}) == (16 if confirm else 0)
+
+
+def test_a_list_of_nodes_that_lacks_one_with_pods_is_no_fence():
+    pods = [make_pod(f"p{i}").gpus(1) for i in range(2)]
+    story = Story("n1", settings=make_settings(agents_required=True)).start(*pods)
+    for i, pod in enumerate(pods):
+        story.slurm(make_claim_job(10 + i, pod, "n1", str(i)))
+        story.see(pod.on("n1", 10 + i, str(i)))
+    story.pass_time(2)
+    story.handle(ev.NodesListed(()))
+    story.gone(pods[0])
+    assert none(story.pass_time(100), act.End)
+    story.see(pods[1].deleting(story.now))
+    assert {a.job_id for a in story.pass_time(2) if isinstance(a, act.End)} == {10}
 
 
 def test_a_watch_that_saw_it_deleted_unbound_is_proof(pod):
@@ -190,9 +303,9 @@ def test_a_watch_that_saw_it_deleted_unbound_is_proof(pod):
 
 
 def test_pods_without_gpus_are_nobodys_business(story):
-    plain = make_pod("web").but(gpu=None).on("n1")
-    story.see(plain)
-    story.gone(plain)
+    web = make_pod("web").but(gpu=None).on("n1")
+    story.see(web)
+    story.gone(web)
     assert story.machine.state.pods.keys() == {"uid-a"}
     assert story.machine.state.gone == {}
 
