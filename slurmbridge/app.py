@@ -29,6 +29,7 @@ from slurmbridge.core import agents, explain
 from slurmbridge.core import event as ev
 from slurmbridge.core.machine import Machine
 from slurmbridge.kube.access import Access
+from slurmbridge.kube.cluster import ClusterPin
 from slurmbridge.kube.events import EventTeller
 from slurmbridge.kube.lease import LeaderLease
 from slurmbridge.kube.reflector import Added, Change, Deleted, Listed, Modified, Reflector
@@ -109,6 +110,7 @@ class Bridge:
         # A container that is restarted in its pod is the same holder, and leads again at once.
         self._name = f"{socket.gethostname()}_{os.environ.get('POD_UID') or uuid.uuid4().hex[:8]}"
         self._link: LinkServer | None = None
+        self._pin: ClusterPin | None = None
         self._moment = 1
         self._leader = ""
         self._registry.register(PoolCollector(lambda: self._machine, self._events.qsize))
@@ -153,6 +155,7 @@ class Bridge:
         host, _, port = config.admin.listen.rpartition(":")
         access = Access.choose(config.kube.kubeconfig, self._clock)
         async with KubeSession(access) as session:
+            self._pin = ClusterPin(session, config.kube.cluster_uid)
             await self._link.start()
             await admin.start(host.strip("[]"), int(port))
             lease = LeaderLease(
@@ -225,6 +228,7 @@ class Bridge:
     async def _lead(self, session: KubeSession, term: str) -> None:
         """Lead until cancelled; term: name of this leadership."""
         config = self._config
+        assert self._link is not None and self._pin is not None  # noqa: S101, PT018 - set in `run`
         machine = Machine(config.settings(), term=term, moment=self._moment)
         # Slurm keeps the environment of whoever submits: ours is nobody's business.
         command = SlurmCommand(
@@ -250,6 +254,7 @@ class Bridge:
             reader,
             NodeDrains(command),
             session,
+            self._pin,
             events,
             self._emit,
             self._clock,
@@ -268,7 +273,6 @@ class Bridge:
         )
         outlet = _Outlet()
         self._machine = machine
-        assert self._link is not None  # noqa: S101 - set before the election begins
         self._link.set_leader(True, term=machine.state.term)
         _log.info("leading", term=machine.state.term, cluster=config.policy.cluster)
         try:
@@ -356,6 +360,7 @@ class Bridge:
             clock=self._clock,
             uniform=random.random,
             report=lambda error: _log.warning("watch failed", path=path, error=str(error)),
+            check=None if self._pin is None else self._pin.check,
         ).run(take)
 
     async def _tick(self) -> None:

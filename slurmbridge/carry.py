@@ -18,6 +18,7 @@ from slurmbridge.clock import Clock
 from slurmbridge.core import action as act
 from slurmbridge.core import event as ev
 from slurmbridge.kube import write
+from slurmbridge.kube.cluster import ClusterPin
 from slurmbridge.kube.events import EventTeller, Subject
 from slurmbridge.kube.session import KubeSession
 from slurmbridge.kube.status import error_of
@@ -66,6 +67,7 @@ class Carrier:
         reader: SlurmReader,
         drains: NodeDrains,
         session: KubeSession,
+        pin: ClusterPin,
         events: EventTeller,
         emit: Emit,
         clock: Clock,
@@ -77,6 +79,7 @@ class Carrier:
         self._reader = reader
         self._drains = drains
         self._session = session
+        self._pin = pin
         self._events = events
         self._emit = emit
         self._clock = clock
@@ -156,6 +159,8 @@ class Carrier:
                 pod = await write.fetch_pod(
                     self._session, namespace, name, self._resources(), uid, LOOK_S
                 )
+                if pod is None:
+                    await self._pin.check()
                 self._emit(ev.PodLooked(uid, pod))
             case act.Extend(claim_id=claim_id, job_id=job_id, minutes=minutes):
                 ends = await self._claims.extend(job_id, claim_id, minutes, LOOK_S)

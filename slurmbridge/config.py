@@ -84,10 +84,13 @@ class Kube(_Section, frozen=True):
     """How to reach the API server.
 
     kubeconfig: path of a kubeconfig; empty: the pod's own service account.
+    cluster_uid: UID of the cluster's namespace kube-system; what another cluster says is not
+        believed. Empty: the first that answers while a bridge leads.
     lease: the leader election.
     """
 
     kubeconfig: str = ""
+    cluster_uid: str = ""
     lease: Lease = Lease()
 
 

@@ -12,6 +12,7 @@ import msgspec
 from slurmbridge.clock import SystemClock
 from slurmbridge.config import Config
 from slurmbridge.kube.access import Access
+from slurmbridge.kube.cluster import ClusterPin
 from slurmbridge.kube.session import KubeSession
 from slurmbridge.pool.errors import ConfigError, PeerError
 from slurmbridge.pool.preflight import preflight
@@ -68,6 +69,7 @@ async def _kube(config: Config) -> list[Finding]:
         async with KubeSession(access) as session:
             for path in ("/api/v1/pods", "/api/v1/nodes"):
                 await session.request("GET", path, params={"limit": "1"})
+            await ClusterPin(session, config.kube.cluster_uid).check()
     except ConfigError as error:
         return [Finding("error", f"Kubernetes: {error}")]
     except PeerError as error:

@@ -127,6 +127,7 @@ class Reflector(Generic[_T]):
         uniform: returns a float in [0, 1).
         selection: `labelSelector`, `fieldSelector`.
         report: called with each failure before the delay that it leads to.
+        check: awaited after each list; raises PeerError where that may not be believed.
 
     Attributes:
         lists, watches, failures: how many there were.
@@ -143,6 +144,7 @@ class Reflector(Generic[_T]):
         uniform: Callable[[], float],
         selection: Mapping[str, str] | None = None,
         report: Callable[[SlurmBridgeError], None] = lambda _: None,
+        check: Callable[[], Awaitable[None]] | None = None,
         page: int = PAGE,
         watch_s: int = WATCH_S,
         idle_s: float = IDLE_S,
@@ -154,6 +156,7 @@ class Reflector(Generic[_T]):
         self._uniform = uniform
         self._selection = dict(selection or {})
         self._report = report
+        self._check = check
         self._page = page
         self._watch_s = watch_s
         self._idle_s = idle_s
@@ -215,6 +218,8 @@ class Reflector(Generic[_T]):
         if not self._version:
             began = self._clock.monotonic()
             items, version = await self._list(self._page)
+            if self._check is not None:
+                await self._check()
             self._heard_at = began
             self.lists += 1
             yield Listed(items)

@@ -305,6 +305,7 @@ BRIDGE = {
         ("kubeflow.org", kind, "get")
         for kind in ("pytorchjobs", "tfjobs", "mpijobs", "xgboostjobs", "paddlejobs", "jaxjobs")
     ),
+    ("", "namespaces", "get", "kube-system"),
     ("", "nodes", "get"),
     ("", "nodes", "list"),
     ("", "nodes", "watch"),
@@ -371,6 +372,8 @@ def test_an_account_may_do_what_it_needs_and_nothing_else(kube, account, namespa
         ("slurmbridge", "update", "nodes/status", "", False),
         ("slurmbridge", "update", "nodes", "", False),
         ("slurmbridge", "delete", "nodes", "", False),
+        ("slurmbridge", "get", "namespaces/kube-system", "", True),
+        ("slurmbridge", "get", "namespaces/default", "", False),
         ("slurmbridge", "get", "secrets", NAMESPACE, False),
         ("slurmbridge", "get", "configmaps", NAMESPACE, False),
         ("slurmbridge", "patch", "leases.coordination.k8s.io/other", NAMESPACE, False),

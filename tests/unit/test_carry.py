@@ -30,7 +30,7 @@ class Claims:
 
 def carrier(claims, told, clock):
     metrics = Metrics(CollectorRegistry())
-    return Carrier(claims, None, None, None, None, told.append, clock, metrics, dict, 5.0)
+    return Carrier(claims, None, None, None, None, None, told.append, clock, metrics, dict, 5.0)
 
 
 def ends(count):

@@ -161,6 +161,20 @@ class Story:
         ]
 
 
+async def test_a_list_of_another_cluster_is_never_told() -> None:
+    answers = [PeerProtocolError(PEER, "GET", "another cluster answers"), None]
+
+    async def check() -> None:
+        if error := answers.pop(0):
+            raise error
+
+    lists: list[bytes | Exception] = [listing(5), listing(6, obj("a", 3))]
+    story = Story(lists, [[]], check=check)
+    await story.steps(2)
+    assert story.names == ["list+a"]
+    assert "another cluster" in str(story.errors[0])
+
+
 async def test_a_list_comes_first_and_changes_after_it() -> None:
     story = Story(
         [listing(5, obj("a", 3), obj("b", 4))],
