@@ -15,6 +15,7 @@ from slurmbridge.core.event import Extended, JobLooked
 from slurmbridge.core.evidence import fits
 from slurmbridge.core.settle import write_down
 from slurmbridge.core.state import Entry, Phase, State, is_running
+from slurmbridge.pool.policy import last_minutes
 from slurmbridge.pool.record import SlurmJob
 
 MOST_LOOKS = 200
@@ -22,6 +23,11 @@ MOST_LOOKS = 200
 is not asked about each at once."""
 RENEW_AGAIN_S = 30.0
 WRITE_AGAIN_S = 10.0
+ITS_TIME_IS_OVER = "the time that the pod has named is over"
+END_SPARE_S = 5.0
+"""A pod whose time is over is stopped so much earlier than its grace period needs."""
+LAST_MINUTES = 10
+"""A claim whose pod is gone, and perhaps not its processes, is renewed for so long at a time."""
 
 
 def after_reading(state: State) -> None:
@@ -60,9 +66,12 @@ def _check(state: State, entry: Entry, *, may_look: bool) -> bool:
 
 def _still_running(state: State, entry: Entry, job: SlurmJob) -> None:
     if entry.phase is Phase.LOST:
+        # It goes for another's sake, or the breaker holds it back: what it has is still its own.
+        _renew(state, entry, job)
         if evict.goes_with_gang(state, entry):
             return
-        if job.preempted_at is None and fits(entry, job) and not evict.is_on_its_way(state, entry):
+        is_kept = job.preempted_at is None and not _runs_out(state, entry, job)
+        if is_kept and fits(entry, job) and not evict.is_on_its_way(state, entry):
             settle.take_job(state, entry, job)
         return
     entry.suspect, entry.looking, entry.missing_at = False, None, None
@@ -79,6 +88,9 @@ def _still_running(state: State, entry: Entry, job: SlurmJob) -> None:
         # Slurm gives notice before it takes the GPUs: the pod's grace runs while they are held.
         evict.lose(state, entry, pod, f"Slurm preempts the claim (job {job.id})")
         return
+    if _runs_out(state, entry, job):
+        evict.lose(state, entry, pod, f"{ITS_TIME_IS_OVER} (job {job.id})", is_own_end=True)
+        return
     if entry.why:
         evict.unlose(state, entry, pod)
     if state.once("write", entry.uid, WRITE_AGAIN_S):
@@ -86,14 +98,36 @@ def _still_running(state: State, entry: Entry, job: SlurmJob) -> None:
     _renew(state, entry, job)
 
 
+def _runs_out(state: State, entry: Entry, job: SlurmJob) -> bool:
+    """Whether a claim with an end of its own has left what its pod's grace takes, and no more."""
+    request, pod = entry.request, state.pods.get(entry.uid)
+    if request is None or request.ask.rolling or job.end is None or pod is None:
+        return False
+    is_leaving = pod.is_over or pod.deleting_since is not None
+    return not is_leaving and job.end - state.wall <= pod.grace_s + END_SPARE_S
+
+
 def _renew(state: State, entry: Entry, job: SlurmJob) -> None:
-    """Rolling claims get their full time again when the rest runs short."""
-    request = entry.request
-    if job.end is None or request is None or not request.ask.rolling:
+    """Rolling claims get their full time again when the rest runs short.
+
+    A claim with an end of its own has what its pod needs to that end. Where the pod is stopped
+    shortly before, or nobody can tell when its last process ends, that is later.
+    """
+    request, pod = entry.request, state.pods.get(entry.uid)
+    if job.end is None or request is None:
         return
-    enough_s = request.ask.minutes * 60 * state.settings.renew_share
+    minutes = request.ask.minutes
+    enough_s = minutes * 60 * state.settings.renew_share
+    if not request.ask.rolling:
+        if entry.phase is Phase.LINGERING:
+            minutes, enough_s = LAST_MINUTES, 60.0 * LAST_MINUTES / 2
+        elif pod is not None and pod.deleting_since is not None:
+            minutes = last_minutes(pod.grace_s)
+            enough_s = pod.deleting_since + pod.grace_s + RENEW_AGAIN_S - state.wall
+        else:
+            return
     if job.end - state.wall < enough_s and state.once("renew", entry.claim_uid, RENEW_AGAIN_S):
-        state.out.append(Extend(state.claim_id_of(entry), entry.job_id, request.ask.minutes))
+        state.out.append(Extend(state.claim_id_of(entry), entry.job_id, minutes))
 
 
 def on_extended(state: State, event: Extended) -> None:
@@ -124,7 +158,10 @@ def on_job_looked(state: State, event: JobLooked) -> None:
         if is_running(job):
             _still_running(state, entry, job)
         elif job.state.base != "PENDING" or entry.phase is not Phase.QUEUED:
-            _lose(state, entry, f"Slurm has ended the claim (job {job.id}: {job.state.base})")
+            is_rolling = entry.request is None or entry.request.ask.rolling
+            why = f"Slurm has ended the claim (job {job.id}: {job.state.base})"
+            is_own_end = job.state.base == "TIMEOUT" and not is_rolling
+            _lose(state, entry, why, is_own_end=is_own_end)
         return
     if job is not None or entry.boot != state.boot:
         # A stranger's job under its id, or another slurmctld than the one that held it.
@@ -137,7 +174,7 @@ def on_job_looked(state: State, event: JobLooked) -> None:
         _lose(state, entry, "the claim is gone from Slurm")
 
 
-def _lose(state: State, entry: Entry, why: str) -> None:
+def _lose(state: State, entry: Entry, why: str, *, is_own_end: bool = False) -> None:
     """Slurm has ended a claim. Its pod has to go; until then its GPUs stay charged to it."""
     pod = state.pods.get(entry.uid)
     if entry.phase is Phase.LINGERING:
@@ -145,4 +182,4 @@ def _lose(state: State, entry: Entry, why: str) -> None:
     elif pod is None or not pod.node or pod.is_over:
         release.end_entry(state, entry, why)
     else:
-        evict.lose(state, entry, pod, why)
+        evict.lose(state, entry, pod, why, is_own_end=is_own_end)

@@ -20,15 +20,19 @@ WINDOW_S = 60.0
 EVICT_AGAIN_S = 20.0
 
 
-def lose(state: State, entry: Entry, pod: PodRecord, why: str) -> None:
+def lose(state: State, entry: Entry, pod: PodRecord, why: str, *, is_own_end: bool = False) -> None:
     """The pod has no claim and gets none: write the reason on it; `run` evicts it.
 
     Not at once: the losses that one reading brings to light come in one by one, and only together
     do they show whether the breaker has to open.
 
     The members of a gang go together: what is left of it could do nothing but wait for the others.
+
+    is_own_end: the time that the pod itself has named is over. That is as certain as a person's
+    word: it says nothing about other losses, and waits for nobody.
     """
     _lose_one(state, entry, pod, why)
+    entry.confirmed = is_own_end
     if pod.group is None or entry.stray or pod.deleting_since is not None:
         return  # of a gang that ends anyway; a new one may have its name by now
     for mate in list(state.book.values()):
@@ -42,6 +46,7 @@ def lose(state: State, entry: Entry, pod: PodRecord, why: str) -> None:
         else:
             _lose_one(state, mate, other, f"its gang is ended, since {pod.name} lost its claim")
             mate.with_gang = entry.uid
+        mate.confirmed = is_own_end
 
 
 def _lose_one(state: State, entry: Entry, pod: PodRecord, why: str) -> None:

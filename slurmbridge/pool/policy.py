@@ -5,6 +5,7 @@ The structs are a part of the configuration file (docs/config.md); `resolve` is 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from enum import StrEnum
@@ -64,7 +65,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
     max_minutes: longest duration that a pod may ask for.
     plan_horizon_minutes: a pod without a duration counts as endless against plans and
         reservations that begin within this time; later ones are not held against it.
-    grace_minutes: added to a pod's duration for its start and its end.
+    grace_minutes: added to a pod's duration for its start and its end, unless its own
+        terminationGracePeriodSeconds and a minute more are longer.
     identities: first match counts; no match and a non-empty list: refused.
     candidates: how many nodes filter answers with at most.
     stray: what becomes of a pod with pool GPUs that was bound without us: give it a claim, only
@@ -146,25 +148,18 @@ def resolve(pod: PodRecord, policy: Policy) -> Ask | Refusal:
     mode = pod.annotations.get(keys.MODE, "immediate")
     if mode not in ("immediate", "queued"):
         return Refusal("annotation", f"annotation {keys.MODE} must be immediate or queued")
-    minutes, rolling = policy.default_minutes, True
     try:
-        duration = pod.annotations.get(keys.DURATION)
-        seconds = None if duration is None else parse_wish(duration)
+        seconds = _own_end_s(pod)
     except ParseError as error:
         return Refusal("annotation", f"annotation {keys.DURATION}: {error.text}")
-    if pod.active_deadline_s is not None and pod.active_deadline_s > 0:
-        seconds = min(seconds or pod.active_deadline_s, pod.active_deadline_s)
-    if seconds is not None:
-        minutes, rolling = -(-seconds // 60), False
-        if minutes > policy.max_minutes:
-            return Refusal("duration", f"longer than the {policy.max_minutes} minutes allowed")
-        minutes += policy.grace_minutes
+    if seconds is not None and -(-seconds // 60) > policy.max_minutes:
+        return Refusal("duration", f"longer than the {policy.max_minutes} minutes allowed")
     return Ask(
         gpu=pod.gpu,
         cpus=pod.cpus,
         memory_mib=pod.memory_mib,
-        minutes=minutes,
-        rolling=rolling,
+        minutes=_minutes(pod, policy, seconds),
+        rolling=seconds is None,
         account=choice["account"],
         partition=choice["partition"] or policy.partition,
         qos=choice["qos"],
@@ -183,19 +178,49 @@ def honour(pod: PodRecord, policy: Policy, job: SlurmJob | None = None) -> Ask:
         job: the claim that it has, whose identity it keeps.
 
     """
+    try:
+        seconds = _own_end_s(pod)
+    except ParseError:
+        seconds = None  # as one that names no end
     held = 0 if job is None or job.gpus is None else sum(u.total for u in job.gpus.values())
     return Ask(
         gpu=pod.gpu or GpuRequest(held),
         cpus=pod.cpus,
         memory_mib=pod.memory_mib,
-        minutes=policy.default_minutes,
-        rolling=keys.DURATION not in pod.annotations and pod.active_deadline_s is None,
+        minutes=_minutes(pod, policy, seconds),
+        rolling=seconds is None,
         account="" if job is None else job.account,
         partition=policy.partition if job is None else job.partition,
         qos="" if job is None else job.qos,
         reservation="" if job is None else job.reservation,
         exclusive_user=policy.granularity is Granularity.NODE,
     )
+
+
+def _own_end_s(pod: PodRecord) -> int | None:
+    """Seconds after which a pod ends by its own word; None: it names no end.
+
+    Raises:
+        ParseError: its annotation is no duration.
+
+    """
+    duration = pod.annotations.get(keys.DURATION)
+    seconds = None if duration is None else parse_wish(duration)
+    if pod.active_deadline_s is not None and pod.active_deadline_s > 0:
+        seconds = min(seconds or pod.active_deadline_s, pod.active_deadline_s)
+    return seconds
+
+
+def _minutes(pod: PodRecord, policy: Policy, seconds: int | None) -> int:
+    """What a claim has to last: the pod's time, and then the grace in which it is stopped."""
+    if seconds is None:
+        return policy.default_minutes
+    return -(-seconds // 60) + max(policy.grace_minutes, last_minutes(pod.grace_s))
+
+
+def last_minutes(grace_s: float) -> int:
+    """Minutes that cover a grace period, with one to spare for the start and the end."""
+    return math.ceil(grace_s / 60) + 1
 
 
 def _rule(pod: PodRecord, policy: Policy) -> IdentityRule | Refusal:

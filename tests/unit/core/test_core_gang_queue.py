@@ -88,7 +88,7 @@ def test_a_gang_that_does_not_fit_waits_as_one_job_with_all_that_its_pods_say():
     story = pool(*(member(i, DURATION="50m") for i in range(2)))
     assert none(story.actions, act.QueueGroup)
     request = queue(story)
-    assert (request.members, request.ask.gpu.count, request.ask.minutes) == (2, 8, 51)
+    assert (request.members, request.ask.gpu.count, request.ask.minutes) == (2, 8, 52)
     assert request.ref == "default/g"
     assert none(story.actions, act.Allocate)
     assert none(story.pass_time(60), act.QueueGroup, act.Allocate, act.End)

@@ -8,6 +8,7 @@ from slurmbridge.core import action as act
 from slurmbridge.core import event as ev
 from slurmbridge.core.settings import Eviction
 from slurmbridge.pool import keys
+from slurmbridge.pool.group import Group
 from tests.support.builders import (
     T0,
     Story,
@@ -18,6 +19,7 @@ from tests.support.builders import (
     make_settings,
     none,
     only,
+    plain,
 )
 
 
@@ -314,8 +316,112 @@ def test_a_rolling_claim_is_renewed_when_half_of_it_is_over(story, pod):
 def test_a_claim_with_a_duration_of_its_own_is_not_renewed():
     pod = make_pod("a").wrote(DURATION="5m")
     story = Story("n1").start(pod).run(pod, 10, "n1", "0")
-    story.slurm(make_claim_job(10, pod, "n1", "0").but(end=T0 + 20))
-    assert none(story.pass_time(10), act.Extend)
+    story.slurm(make_claim_job(10, pod, "n1", "0").but(end=T0 + 60))
+    assert none(story.pass_time(20), act.Extend, act.Evict)
+
+
+def test_a_pod_whose_own_time_is_over_gets_its_grace_while_slurm_holds_the_gpus():
+    pod = make_pod("a").but(active_deadline_s=3600, grace_s=600)
+    story = Story("n1").start(pod).run(pod, 10, "n1", "0").forget()
+    story.slurm(make_claim_job(10, pod, "n1", "0").but(end=story.now + 615))
+    assert none(story.pass_time(9), act.Evict)
+    evict = only(story.pass_time(5), act.Evict)
+    assert "the time that the pod has named is over" in evict.why
+    story.see(pod.deleting(story.now))
+    extend = only(story.pass_time(3), act.Extend)
+    assert (extend.job_id, extend.minutes) == (10, 11)
+    assert story.phase(pod) == "lost"
+
+
+def test_one_whose_time_limit_somebody_raises_in_slurm_stays():
+    pod = make_pod("a").wrote(DURATION="10m").but(is_static=True)
+    story = Story("n1").start(pod).run(pod, 10, "n1", "0").forget()
+    story.slurm(make_claim_job(10, pod, "n1", "0").but(end=story.now + 30))
+    story.pass_time(3)
+    assert story.phase(pod) == "lost"
+    story.slurm(make_claim_job(10, pod, "n1", "0").but(end=story.now + 3000))
+    story.pass_time(3)
+    assert story.phase(pod) == "bound"
+
+
+def test_a_pod_that_is_deleted_in_its_last_minute_has_its_claim_to_the_end_of_its_grace():
+    pod = make_pod("a").but(active_deadline_s=3600, grace_s=600)
+    story = Story("n1").start(pod).run(pod, 10, "n1", "0").forget()
+    story.slurm(make_claim_job(10, pod, "n1", "0").but(end=story.now + 650))
+    story.see(pod.deleting(story.now))
+    assert none(story.pass_time(100), act.Extend), "it has what it needs"
+    story.slurm(make_claim_job(10, pod, "n1", "0").but(end=story.now + 500))
+    assert only(story.pass_time(20), act.Extend).minutes == 11
+
+
+def test_a_claim_with_an_end_of_its_own_is_renewed_while_it_is_kept_for_a_pod_that_is_gone():
+    pod = make_pod("a").wrote(DURATION="10m")
+    story = Story("n1").start(pod).run(pod, 10, "n1", "0").forget()
+    story.kube_nodes["n1"].not_ready()
+    story.handle(ev.NodeChanged(plain(story.kube_nodes["n1"])))
+    story.slurm(make_claim_job(10, pod, "n1", "0").but(end=story.now + 320))
+    story.gone(pod)
+    assert none(story.pass_time(15), act.Extend)
+    assert only(story.pass_time(10), act.Extend).minutes == 10
+    assert story.phase(pod) == "lingering"
+
+
+def gangs_with_a_loss():
+    """Two gangs of two, each member with a claim of its own; one of each is lost at once."""
+    story = Story("n1", settings=make_settings(eviction=Eviction(at_least=1, share=0.01)))
+    pods = []
+    for k in range(2):
+        group = Group("own", "default", f"g{k}", size=2)
+        for i in range(2):
+            index = 2 * k + i
+            pod = make_pod(f"p{index}").but(group=group).on("n1", 10 + index, str(index))
+            story.slurm(make_claim_job(10 + index, pod, "n1", str(index)).but(end=T0 + 3600))
+            pods.append(pod)
+    story.start(*pods).pass_time(2)
+    for index in (0, 2):
+        story.jobs[10 + index].state("CANCELLED")
+    for look in [a for a in story.forget().pass_time(1) if isinstance(a, act.LookJob)]:
+        story.handle(ev.JobLooked(look.uid, look.job_id, plain(story.jobs[look.job_id])))
+    story.pass_time(1)
+    return story, pods
+
+
+def test_while_the_breaker_is_open_a_gangs_healthy_claims_are_renewed():
+    story, pods = gangs_with_a_loss()
+    assert story.machine.state.breaker_since is not None
+    assert {story.phase(p) for p in pods} == {"lost"}
+    story.now = T0 + 1801
+    story.pass_time(2)
+    assert {a.job_id for a in story.of(act.Extend)} == {11, 13}
+    assert none(story.actions, act.Evict)
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_pods_that_reach_their_own_end_together_open_no_breaker(is_seen):
+    """A Job of many pods with one duration; seen coming, or found when Slurm has ended them."""
+    pods = [make_pod(f"p{i}").wrote(DURATION="10m") for i in range(12)]
+    others = [make_pod(f"o{i}") for i in range(8)]
+    story = Story("n1", "n2", "n3").start()
+    for i, pod in enumerate([*pods, *others]):
+        story.run(pod, 100 + i, f"n{1 + i // 8}", str(i % 8))
+    story.forget()
+    for i in range(12):
+        job = story.jobs[100 + i]
+        if is_seen:
+            job.but(end=story.now + 36)
+        else:
+            job.state("TIMEOUT")
+    for _ in range(10):
+        for look in [a for a in story.pass_time(1) if isinstance(a, act.LookJob)]:
+            story.handle(ev.JobLooked(look.uid, look.job_id, plain(story.jobs[look.job_id])))
+    assert {a.uid for a in story.of(act.Evict)} == {plain(p).uid for p in pods}
+    assert story.machine.state.breaker_since is None
+    for pod in pods:
+        story.see(pod.over("Failed"))
+    story.jobs[115].state("CANCELLED")
+    for look in [a for a in story.pass_time(1) if isinstance(a, act.LookJob)]:
+        story.handle(ev.JobLooked(look.uid, look.job_id, plain(story.jobs[look.job_id])))
+    assert "uid-o3" in {a.uid for a in story.pass_time(2) if isinstance(a, act.Evict)}
 
 
 def test_dismissed_losses_that_are_so_are_made_good_where_the_gpus_are_free():

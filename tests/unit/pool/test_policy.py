@@ -94,18 +94,39 @@ def test_refused(name):
 
 TIMES = {
     "no duration: the default, renewed": (team(), 60, True),
-    "a duration, with grace": (team(DURATION="90m"), 91, False),
-    "seconds are rounded up": (team(DURATION="61s"), 3, False),
-    "exactly the longest": (team(DURATION="43200m"), 43_201, False),
-    "a deadline": (team().but(active_deadline_s=3600), 61, False),
-    "the shorter of both": (team(DURATION="2h").but(active_deadline_s=3600), 61, False),
+    "a duration, with grace": (team(DURATION="90m"), 92, False),
+    "seconds are rounded up": (team(DURATION="61s"), 4, False),
+    "exactly the longest": (team(DURATION="43200m"), 43_202, False),
+    "a deadline": (team().but(active_deadline_s=3600), 62, False),
+    "the shorter of both": (team(DURATION="2h").but(active_deadline_s=3600), 62, False),
     "the shorter of both, the other way": (
         team(DURATION="30m").but(active_deadline_s=3600),
-        31,
+        32,
         False,
     ),
+    "a long grace": (team(DURATION="1h").but(grace_s=600), 71, False),
+    "a deadline and a grace that is no whole minute": (
+        team().but(active_deadline_s=3600, grace_s=61),
+        63,
+        False,
+    ),
+    "a grace alone": (team().but(grace_s=600), 60, True),
     "a deadline of nothing is none": (team().but(active_deadline_s=0), 60, True),
 }
+
+
+@pytest.mark.parametrize(
+    ("pod", "minutes", "rolling"),
+    [
+        (team(DURATION="10h"), 602, False),
+        (team().but(active_deadline_s=36_000, grace_s=600), 611, False),
+        (team(DURATION="soon"), 60, True),
+        (team(), 60, True),
+    ],
+)
+def test_a_pod_that_was_let_in_under_milder_rules_keeps_its_own_time(pod, minutes, rolling):
+    ask = honour(pod.obj, make_policy(max_minutes=120))
+    assert (ask.minutes, ask.rolling) == (minutes, rolling)
 
 
 @pytest.mark.parametrize("name", TIMES)
