@@ -104,7 +104,7 @@ def _runs_out(state: State, entry: Entry, job: SlurmJob) -> bool:
     if request is None or request.ask.rolling or job.end is None or pod is None:
         return False
     is_leaving = pod.is_over or pod.deleting_since is not None
-    return not is_leaving and job.end - state.wall <= pod.grace_s + END_SPARE_S
+    return not is_leaving and job.end - state.slurm_wall <= pod.grace_s + END_SPARE_S
 
 
 def _renew(state: State, entry: Entry, job: SlurmJob) -> None:
@@ -126,7 +126,8 @@ def _renew(state: State, entry: Entry, job: SlurmJob) -> None:
             enough_s = pod.deleting_since + pod.grace_s + RENEW_AGAIN_S - state.wall
         else:
             return
-    if job.end - state.wall < enough_s and state.once("renew", entry.claim_uid, RENEW_AGAIN_S):
+    is_short = job.end - state.slurm_wall < enough_s
+    if is_short and state.once("renew", entry.claim_uid, RENEW_AGAIN_S):
         state.out.append(Extend(state.claim_id_of(entry), entry.job_id, minutes))
 
 

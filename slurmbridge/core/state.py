@@ -289,6 +289,13 @@ class State:
         return self.now + self.ahead_s
 
     @property
+    def slurm_wall(self) -> float:
+        """The clock of slurmctld, as far as known: what it ends at a time ends by that."""
+        if self.snapshot is None or not self.snapshot.config.told_at:
+            return self.wall
+        return self.snapshot.config.told_at + self.now - self.snapshot.ended
+
+    @property
     def defers(self) -> bool:
         """Whether Slurm grants nothing at once (`SchedulerParameters=defer`)."""
         return self.snapshot is not None and "defer" in self.snapshot.config.scheduler_parameters

@@ -122,9 +122,17 @@ def _adopt(state: State, pod: PodRecord, doubted: Entry | None, jobs: list[Slurm
         return  # nobody says yet which node that is
     if job is None:
         for other in jobs:
-            release.end_job(state, pod.uid, other, "its pod is elsewhere")
+            if pod.node or _has_waited(state, pod.uid, other):
+                release.end_job(state, pod.uid, other, "its pod is elsewhere")
         return
     _take_over(state, pod, doubted, job)
+
+
+def _has_waited(state: State, uid: str, job: SlurmJob) -> bool:
+    """Whether nobody binds any more with a claim on a node that has no name: by its age here."""
+    orphan = state.orphans.setdefault((job.id, uid), Orphan(looked=state.now))
+    orphan.seen_at = state.now
+    return state.now - orphan.looked >= state.settings.hold_s
 
 
 def _wait_for_gpus(

@@ -198,7 +198,8 @@ class SlurmConfig(msgspec.Struct, frozen=True):
     """The part of slurmctld's configuration that decides how claims are made.
 
     boot_time: start of the running slurmctld: a change means that claims of the last seconds
-    may be lost (shared facts: state is saved every few seconds).
+    may be lost (shared facts: state is saved every few seconds). told_at: Unix seconds by
+    slurmctld's clock when it said so; 0: not known.
     """
 
     cluster: str
@@ -212,6 +213,7 @@ class SlurmConfig(msgspec.Struct, frozen=True):
     priority_type: str = "priority/basic"
     min_job_age_s: int = 300
     slurm_user: str = ""
+    told_at: float = 0.0
 
 
 class SlurmSnapshot(msgspec.Struct, frozen=True):

@@ -58,6 +58,7 @@ _RESERVATION_KEYS: Final = (
     *("Accounts", "Licenses", "State", "BurstBuffer", "Watts", "MaxStartDelay", "Comment"),
 )
 _RESERVATION_SPLIT = re.compile(rf"\s+({'|'.join(_RESERVATION_KEYS)})=")
+_AS_OF = re.compile(r"\s*Configuration data as of (\S+)")
 _SETTING = re.compile(r"^([A-Za-z_][A-Za-z0-9_\[\]]*) *= ?(.*)$", re.MULTILINE)
 
 
@@ -186,7 +187,17 @@ def read_config(text: str, tz: tzinfo = UTC) -> SlurmConfig:
         priority_type=settings.get("PriorityType") or defaults.priority_type,
         min_job_age_s=int(age.group(1)) if age else defaults.min_job_age_s,
         slurm_user=settings.get("SlurmUser", "").partition("(")[0],
+        told_at=_told_at(text, tz),
     )
+
+
+def _told_at(text: str, tz: tzinfo) -> float:
+    """What slurmctld's clock says, from the first line; 0: not readable."""
+    said = _AS_OF.match(text)
+    try:
+        return (parse_time(said.group(1), tz) if said else None) or 0.0
+    except ParseError:
+        return 0.0
 
 
 def _read_node(record: str, tz: tzinfo) -> SlurmNode:

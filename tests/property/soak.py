@@ -19,6 +19,7 @@ import time
 from tests.support.core_agents import Agents
 from tests.support.core_world import AGENT_WEIGHTS, WEIGHTS, BrokenPromise, World
 from tests.support.gang_world import GangWorld
+from tests.support.odd_world import OddGangWorld, OddWorld
 
 STORY_STEPS = 150
 TOLD_LINES = 120
@@ -31,10 +32,15 @@ KILLS = (0.0, 0.0, 0.2, 1.0)
 def world_of(seed: int) -> tuple[World, float]:
     """What kind of story a seed has: its world, and how often the bridge dies after an action.
 
-    Every second one has agents, which are needed there.
+    Every second one has agents, which are needed there; in every fourth names, lists and time
+    limits go wrong besides.
     """
     agents = Agents() if seed % 2 == 0 else None
-    world = GangWorld(agents=agents) if seed % 3 == 0 else World(agents=agents)
+    is_odd = seed // 2 % 4 == 3
+    if seed % 3 == 0:
+        world: World = OddGangWorld(agents=agents) if is_odd else GangWorld(agents=agents)
+    else:
+        world = OddWorld(agents=agents) if is_odd else World(agents=agents)
     return world, KILLS[seed // 3 % len(KILLS)]
 
 

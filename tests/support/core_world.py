@@ -343,7 +343,7 @@ class SlurmModel:
         return SlurmSnapshot(
             began=began,
             ended=self.now,
-            config=SlurmConfig("s", "22.05.8", self.boot),
+            config=SlurmConfig("s", "22.05.8", self.boot, told_at=self.now),
             nodes=nodes,
             jobs={j.id: j.record() for j in self.jobs.values()},
         )
@@ -749,16 +749,23 @@ class World:
 
     def _start_machine(self) -> None:
         self.terms += 1
-        settings = msgspec.structs.replace(
-            self.base_settings, agents_required=self.agents is not None, gangs_as_one=True
-        )
-        self.machine = Machine(settings, f"t{self.terms}")
+        self.machine = Machine(self.settings(), f"t{self.terms}")
         if self.agents is not None:
             self.agents.forget()
         self.watch.clear()
-        names = (*NODES, self.twin) if self.twin else NODES
-        self._handle(ev.NodesListed(tuple(self._kube_node(n) for n in names)))
+        self._handle(ev.NodesListed(tuple(self._kube_node(n) for n in self._node_names())))
         self._handle(ev.PodsListed(self._listing()))
+
+    def settings(self) -> Settings:
+        return msgspec.structs.replace(
+            self.base_settings, agents_required=self.agents is not None, gangs_as_one=True
+        )
+
+    def _node_names(self) -> tuple[str, ...]:
+        return NODES + self._twins()
+
+    def _twins(self) -> tuple[str, ...]:
+        return (self.twin,) if self.twin else ()
 
     def _listing(self) -> tuple[PodRecord, ...]:
         return tuple(p.record for p in self.pods.values() if not p.is_gone)
@@ -1125,10 +1132,10 @@ class World:
             return
         publish.refresh(state)
         for name in NODES:
-            ledger, view = state.ledgers[name], state.views[name]
+            ledger, view = state.ledgers[name], state.views.get(name)
             free = set(ledger.in_state(GpuState.FREE))
             if name not in state.kube_of:
-                free = set()  # two Kubernetes nodes may be it: its view offers nothing
+                free = set()  # nobody knows which Kubernetes node it is: it offers nothing
             for uid, known in state.pods.items():
                 pod = self.pods[uid]
                 if known.node == name and not known.is_over and pod.runs(self.now):
@@ -1141,7 +1148,8 @@ class World:
                 if name in job.held and job.holds and is_known:
                     text = f"job {job.id} holds {job.on(name)} of {name}, free: {free}"
                     self._demand(not free & set(job.on(name)), "freed_in_view", text)
-            self._demand(view.free_total <= len(free), "freed_in_view", f"view of {name}")
+            offered = 0 if view is None else view.free_total
+            self._demand(offered <= len(free), "freed_in_view", f"view of {name}")
 
     # What must come true in the end.
 

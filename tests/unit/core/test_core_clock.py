@@ -7,7 +7,7 @@ import pytest
 
 from slurmbridge.core import action as act
 from slurmbridge.core import event as ev
-from tests.support.builders import T0, Story, make_claim_job, make_pod, none, only
+from tests.support.builders import T0, Story, make_claim_job, make_pod, make_snapshot, none, only
 
 HOUR = 3600.0
 
@@ -51,6 +51,32 @@ def test_a_view_is_dated_by_the_clock_that_slurm_is_compared_with(story, seconds
     read = story.machine.state.snapshot.began
     step(story, seconds)
     assert story.machine.view().as_of == read + seconds
+
+
+@pytest.mark.parametrize("seconds", [HOUR, -HOUR, 1e6])
+def test_pods_reach_their_own_end_and_claims_are_renewed_by_the_clock_of_slurmctld(seconds):
+    pods = [make_pod("a").wrote(DURATION="20m"), make_pod("b")]
+    story = Story("n1").start().run(pods[0], 10, "n1", "0").run(pods[1], 11, "n1", "1")
+    ends = {10: story.now + 60, 11: story.now + 1900}
+    story.slurm(*(make_claim_job(i, p, "n1", str(i - 10)) for i, p in zip(ends, pods, strict=True)))
+    for job_id, end in ends.items():
+        story.jobs[job_id].but(end=end)
+    step(story.forget(), seconds)
+
+    def read():
+        story.now += 1
+        told = make_snapshot(*story.nodes.values(), *story.jobs.values(), began=story.now)
+        config = msgspec.structs.replace(told.config, told_at=story.now)
+        story.handle(ev.Polled(msgspec.structs.replace(told, config=config)))
+
+    read()
+    assert none(story.actions, act.Extend, act.Evict)
+    story.now += 30
+    read()
+    assert [a.uid for a in story.of(act.Evict)] == ["uid-a"]
+    story.now = ends[11] - 1790
+    read()
+    assert [a.job_id for a in story.of(act.Extend)] == [11]
 
 
 def test_jitter_between_two_clocks_is_no_step(story):

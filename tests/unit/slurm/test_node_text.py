@@ -245,6 +245,8 @@ def test_the_configuration_is_read():
     read = read_config(CONFIG)
     assert (read.cluster, read.version, read.slurm_user) == ("lab", "24.11.5", "slurm")
     assert (read.min_job_age_s, read.boot_time) == (90, 1796051880)
+    assert read.told_at == read.boot_time + 12
+    assert read_config(CONFIG.replace("2026-11-30T15:18:12", "today")).told_at == 0
     assert read.scheduler_parameters == {"bf_interval=5", "defer"}
     assert (read.preempt_type, read.preempt_mode) == ("preempt/partition_prio", "GANG,SUSPEND")
     assert read.select_parameters == {"CR_CORE_MEMORY", "CR_ONE_TASK_PER_CORE"}
