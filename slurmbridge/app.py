@@ -66,9 +66,6 @@ TICK_S: Final = 0.5
 CAMPAIGN_S: Final = 0.5
 RELOAD_S: Final = 5.0
 SWEEP_S: Final = 60.0
-EXCLUDING: Final = ("22.05.", "24.11.")
-"""Versions of Slurm on which it was tried that a claim outlives the removal of a node that it
-excluded (tests/integration/slurm/test_claims_others.py)."""
 MOST_TOPOLOGY: Final = 16 << 20
 """Longest topology file that is looked at."""
 LOOK_S: Final = 10.0
@@ -626,7 +623,7 @@ class _OthersNow:
 
     def but(self, node: str) -> str:
         snapshot = self._machine.state.snapshot
-        if snapshot is None or not snapshot.config.version.startswith(EXCLUDING):
+        if snapshot is None or not snapshot.config.may_exclude:
             return ""
         if self._seen is not snapshot:
             self._seen = snapshot

@@ -90,7 +90,11 @@ def request_of(state: State, gang: GangState, members: list[PodRecord]) -> Group
     elif wish.mode == "preferred" and state.waiting.topology_text and not climb:
         switches = f"1@{int(limit) // 60}:{int(limit) % 60:02d}"
     open_nodes = {state.slurm_of.get(index.names[row], "") for row in np.flatnonzero(usable)}
-    closed = [name for name in state.snapshot.nodes if name not in open_nodes]
+    partition = state.snapshot.partitions.get(first.partition)
+    offered = state.snapshot.nodes if partition is None else partition.nodes
+    closed = [name for name in offered if name not in open_nodes]
+    if closed and not state.snapshot.config.may_exclude:
+        return None  # Slurm might choose one of them
     return msgspec.structs.replace(
         _request(state, gang, members, first),
         exclude=fold(closed) if closed else "",

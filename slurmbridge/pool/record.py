@@ -10,6 +10,7 @@ site configured), None is "not known or not set"; unknown is never zero.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
@@ -194,6 +195,11 @@ class Partition(msgspec.Struct, frozen=True):
     billing_weights: str | None = None
 
 
+EXCLUDING: Final = ("22.05.", "24.11.")
+"""Versions of Slurm on which it was tried that a claim outlives the removal of a node that it
+excluded (tests/integration/slurm/test_claims_others.py)."""
+
+
 class SlurmConfig(msgspec.Struct, frozen=True):
     """The part of slurmctld's configuration that decides how claims are made.
 
@@ -214,6 +220,11 @@ class SlurmConfig(msgspec.Struct, frozen=True):
     min_job_age_s: int = 300
     slurm_user: str = ""
     told_at: float = 0.0
+
+    @property
+    def may_exclude(self) -> bool:
+        """Whether a job may name nodes that it excludes: a removed one might end it elsewhere."""
+        return self.version.startswith(EXCLUDING)
 
 
 class SlurmSnapshot(msgspec.Struct, frozen=True):

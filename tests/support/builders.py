@@ -26,6 +26,7 @@ from slurmbridge.pool.record import (
     JobState,
     KubeNode,
     NodeState,
+    Partition,
     PodRecord,
     Reservation,
     SlurmConfig,
@@ -243,18 +244,23 @@ def make_claim(
 
 
 def make_snapshot(
-    *things: Any, began: float = T0, boot: float = BOOT, scheduler: str = ""
+    *things: Any,
+    began: float = T0,
+    boot: float = BOOT,
+    scheduler: str = "",
+    version: str = "22.05.8",
 ) -> SlurmSnapshot:
-    """A reading of nodes, jobs and reservations; it took 10 ms."""
+    """A reading of nodes, jobs, partitions and reservations; it took 10 ms."""
     records = [plain(t) for t in things]
     parameters = frozenset(scheduler.split(",")) if scheduler else frozenset()
     return SlurmSnapshot(
         began=began,
         ended=began + 0.01,
-        config=SlurmConfig("s", "22.05.8", boot, scheduler_parameters=parameters),
+        config=SlurmConfig("s", version, boot, scheduler_parameters=parameters),
         nodes={r.name: r for r in records if isinstance(r, SlurmNode)},
         jobs={r.id: r for r in records if isinstance(r, SlurmJob)},
         reservations=tuple(r for r in records if isinstance(r, Reservation)),
+        partitions={r.name: r for r in records if isinstance(r, Partition)},
     )
 
 
@@ -282,7 +288,9 @@ class Story:
         self.jobs: dict[int, Any] = {}
         self.reservations: list[Any] = []
         self.boot = BOOT
+        self.partitions: list[Partition] = []
         self.scheduler = ""
+        self.version = "22.05.8"
         self.actions: list[act.Action] = []
         self._op = 0
 
@@ -322,9 +330,11 @@ class Story:
             *self.nodes.values(),
             *self.jobs.values(),
             *self.reservations,
+            *self.partitions,
             began=self.now if began is None else T0 + began,
             boot=self.boot,
             scheduler=self.scheduler,
+            version=self.version,
         )
         return self.handle(ev.Polled(snapshot))
 

@@ -12,7 +12,7 @@ from slurmbridge.pool import keys
 from slurmbridge.pool.claim import ClaimId, group_uid, write_comment
 from slurmbridge.pool.group import Group
 from slurmbridge.pool.policy import IdentityRule
-from slurmbridge.pool.record import Reservation
+from slurmbridge.pool.record import Partition, Reservation
 from slurmbridge.pool.share import NodeGroup, Side
 from tests.support.builders import (
     CLUSTER,
@@ -595,6 +595,35 @@ def test_a_required_level_is_one_domain_and_nodes_that_kubernetes_cannot_use_are
     story.kube_nodes["n2"] = make_kube_node("n2").not_ready()
     story.handle(ev.NodeChanged(plain(story.kube_nodes["n2"])))
     assert queue(story).exclude == "n2"
+
+
+def closed_to_one(version):
+    story = pool(member(0, PARTITION="kube"), member(1, PARTITION="kube"), **KUBE)
+    story.kube_nodes["n2"] = make_kube_node("n2").not_ready()
+    story.handle(ev.NodeChanged(plain(story.kube_nodes["n2"])))
+    story.version = version
+    return story
+
+
+KUBE = {
+    "policy": make_policy(
+        identities=(IdentityRule(namespaces=("*",), partitions=("main", "kube")),)
+    )
+}
+
+
+@pytest.mark.parametrize("version", ["23.11.10", "24.05.1", "25.05.2"])
+def test_where_slurm_may_end_a_job_for_a_node_that_it_excludes_no_gang_excludes_one(version):
+    story = closed_to_one(version)
+    assert none(story.pass_time(20), act.QueueGroup)
+    story.version = "24.11.5"
+    assert queue(story).exclude == "n2"
+
+
+def test_there_it_waits_in_a_partition_of_which_every_node_is_open_to_it():
+    story = closed_to_one("25.05.2")
+    story.partitions = [Partition("kube", "UP", ("n1", "n3", "n4"))]
+    assert queue(story).exclude == ""
 
 
 def test_nodes_of_a_group_without_room_for_kubernetes_are_left_out():
