@@ -15,11 +15,11 @@ from slurmbridge.core.evidence import (
     Written,
     fits,
     is_outdated,
+    is_owner,
     live_claims,
     node_of,
     others_on,
     plausible_indices,
-    uid_of_group,
     use_of,
     written_claim,
 )
@@ -142,7 +142,7 @@ def _over(state: State, pod: PodRecord, written: Written) -> ClaimId | None:
         return None
     if state.by_job.get(written.job_id, owner.uid) != owner.uid:
         return None  # the id is a younger claim's
-    return owner if owner.uid in (pod.uid, uid_of_group(pod)) else None
+    return owner if is_owner(pod, job, owner) else None
 
 
 def is_over(state: State, entry: Entry) -> bool:

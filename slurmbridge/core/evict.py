@@ -26,27 +26,36 @@ def lose(state: State, entry: Entry, pod: PodRecord, why: str, *, is_own_end: bo
     Not at once: the losses that one reading brings to light come in one by one, and only together
     do they show whether the breaker has to open.
 
-    The members of a gang go together: what is left of it could do nothing but wait for the others.
+    The members of a gang that were let go together go together: what is left of it could do nothing
+    but wait for the others. A pod that only says that it is one of them is none.
 
     is_own_end: the time that the pod itself has named is over. That is as certain as a person's
     word: it says nothing about other losses, and waits for nobody.
     """
     _lose_one(state, entry, pod, why)
     entry.confirmed = is_own_end
-    if pod.group is None or entry.stray or pod.deleting_since is not None:
+    if entry.stray or pod.deleting_since is not None:
         return  # of a gang that ends anyway; a new one may have its name by now
     for mate in list(state.book.values()):
         other = state.pods.get(mate.uid)
-        if other is None or other.group is None or other.group.key != pod.group.key:
-            continue
-        if mate.phase is not Phase.BOUND:
+        if mate is entry or other is None or mate.phase is not Phase.BOUND:
             continue
         if mate.group and mate.job_id == entry.job_id:
             _lose_one(state, mate, other, why)
+        elif not _are_together(pod, other):
+            continue
         else:
             _lose_one(state, mate, other, f"its gang is ended, since {pod.name} lost its claim")
             mate.with_gang = entry.uid
         mate.confirmed = is_own_end
+
+
+def _are_together(pod: PodRecord, other: PodRecord) -> bool:
+    """Whether two members of a gang were let go together."""
+    if pod.group is None or other.group is None or pod.group.key != other.group.key:
+        return False
+    together = pod.annotations.get(keys.TOGETHER, "")
+    return bool(together) and together == other.annotations.get(keys.TOGETHER)
 
 
 def _lose_one(state: State, entry: Entry, pod: PodRecord, why: str) -> None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from slurmbridge.core.state import Entry, Phase, State, is_live, is_running
 from slurmbridge.pool import keys
-from slurmbridge.pool.claim import Claim, group_uid
+from slurmbridge.pool.claim import Claim, ClaimId, group_uid
 from slurmbridge.pool.errors import ParseError
 from slurmbridge.pool.gres import format_indices, parse_indices
 from slurmbridge.pool.record import GpuUse, PodRecord, SlurmJob
@@ -105,12 +105,29 @@ def is_bound_with(pod: PodRecord, job: SlurmJob) -> bool:
     return written is not None and written.job_id == job.id
 
 
+def may_live_in(pod: PodRecord, job: SlurmJob) -> bool:
+    """Whether a pod was bound with a gang's claim, by an annotation that only we write.
+
+    Anybody may write it where the policies for the API server are not used: it has to be a gang of
+    the pod's own namespace, whose name anybody there may take.
+    """
+    namespace = job.comment.partition(" ref=")[2].partition("/")[0]
+    return is_bound_with(pod, job) and pod.namespace == namespace
+
+
+def is_owner(pod: PodRecord, job: SlurmJob, owner: ClaimId) -> bool:
+    """Whether a claim is a pod's, or that of its gang: the one that it says, or was bound with."""
+    if owner.kind == "pod":
+        return owner.uid == pod.uid
+    return owner.uid == uid_of_group(pod) or may_live_in(pod, job)
+
+
 def node_of(state: State, pod: PodRecord) -> str:
     """The Slurm node that a bound pod is on: by the claim it was bound with, else by its name."""
     written = written_claim(pod)
     job = None if written is None else _job(state, written.job_id)
     owner = None if job is None else state.owner_of(job)
-    if job is not None and owner is not None and owner.uid in (pod.uid, uid_of_group(pod)):
+    if job is not None and owner is not None and is_owner(pod, job, owner):
         place = place_of(state, pod, job)
         if place:
             return place

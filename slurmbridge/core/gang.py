@@ -285,7 +285,13 @@ def _members(state: State, gang: GangState) -> list[PodRecord]:
         return []
     if gang.cancelled is not None and not gang.cancelled.pods & gang.members:
         gang.cancelled = None  # those that were meant have gone, others have come
-    return sorted((state.pods[uid] for uid in gang.members), key=_rank)
+    return _there(state, gang)
+
+
+def _there(state: State, gang: GangState) -> list[PodRecord]:
+    """As `_members`; changes nothing."""
+    pods = (state.pods.get(uid) for uid in gang.members)
+    return sorted((p for p in pods if p is not None and _is_of(gang, p)), key=_rank)
 
 
 def _is_of(gang: GangState, pod: PodRecord) -> bool:
@@ -445,7 +451,7 @@ def explain(state: State, pod: PodRecord) -> dict[str, object] | None:
     if gang is None:
         return {"name": pod.group.name, "kind": pod.group.kind, "planned": False}
     rows = []
-    members = _members(state, gang)
+    members = _there(state, gang)
     for rank, member in enumerate(members):
         entry = state.book.get(member.uid)
         rows.append(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from slurmbridge.core import adopted, release, split
 from slurmbridge.core import ticket as places
 from slurmbridge.core.action import LookJob
-from slurmbridge.core.evidence import is_bound_with, uid_of_group
+from slurmbridge.core.evidence import is_bound_with, may_live_in, uid_of_group, written_claim
 from slurmbridge.core.state import State, is_running
 from slurmbridge.core.waiting import Ticket
 from slurmbridge.pool.record import PodRecord, SlurmJob
@@ -28,8 +28,16 @@ def after_reading(state: State) -> None:
     if not state.live_groups:
         return
     members: dict[str, list[PodRecord]] = {uid: [] for uid in state.live_groups}
+    owners = {job.id: (uid, job) for uid, jobs in state.live_groups.items() for job in jobs}
     for pod in state.pods.values():
-        if pod.group is not None and (uid := uid_of_group(pod)) in members and not pod.is_over:
+        if pod.is_over:
+            continue
+        if pod.group is not None and (uid := uid_of_group(pod)) in members:
+            members[uid].append(pod)
+        # Its group may have been another when it was given its share.
+        written = written_claim(pod) if pod.node else None
+        uid, job = owners.get(0 if written is None else written.job_id, ("", None))
+        if job is not None and uid != uid_of_group(pod) and may_live_in(pod, job):
             members[uid].append(pod)
     for uid, jobs in list(state.live_groups.items()):
         job = _the_one(state, uid, [j for j in jobs if j.id not in state.ending])
@@ -66,6 +74,9 @@ def _check_tickets(state: State) -> None:
         return
     for ticket in list(state.waiting.tickets.values()):
         waited = state.snapshot.began - ticket.since
+        if state.waiting.gang_with(ticket.uid) is None and waited > state.settings.orphan_s:
+            places.give_up(state, ticket.uid, "its gang does not wait any more")
+            continue
         live = [j.id for j in state.live_groups.get(ticket.uid, ()) if j.id not in state.ending]
         if ticket.job_id and waited > 0 and ticket.job_id not in live:
             ticket.suspect = True

@@ -54,6 +54,8 @@ def lift(state: State, entry: Entry, pod: PodRecord) -> None:
         notes[keys.REASON] = None
     if entry.group:
         notes[keys.SHARE] = write_share(entry)
+    if (together := _together(state, pod)) and keys.TOGETHER not in pod.annotations:
+        notes[keys.TOGETHER] = together
     if not pod.gates:
         notes[keys.WAKE] = wake.mark(state)
     entry.lift_at = state.now
@@ -72,6 +74,18 @@ def is_under_way(state: State, entry: Entry) -> bool:
     if entry.phase is not Phase.HELD or entry.lift_at is None:
         return False
     return state.now - entry.lift_at < LIFT_AGAIN_S - RETRY_S
+
+
+def _together(state: State, pod: PodRecord) -> str:
+    """What the members of a gang have in common that are let go together; "" for a single pod."""
+    gang = None if pod.group is None else state.waiting.gangs.get(pod.group.key)
+    if gang is None:
+        return ""
+    if not gang.together:
+        mates = [mate for uid in sorted(gang.members) if (mate := state.pods.get(uid)) is not None]
+        said = [mate.annotations.get(keys.TOGETHER, "") for mate in mates]
+        gang.together = next(filter(None, said), pod.uid)
+    return gang.together
 
 
 def on_lifted(state: State, event: Lifted) -> None:

@@ -138,7 +138,7 @@ class GangState:
     uid: of its claim, where it has one for all. cancelled: its place in Slurm's queue was ended.
     short: why it was put into Slurm's queue.
     refusals: so many claims for all members at once were refused in a row. settled_at: last look.
-    round: `Waiting.round` when it was laid last.
+    round: `Waiting.round` when it was laid last. together: UID of the first member that was let go.
     """
 
     key: str
@@ -165,6 +165,7 @@ class GangState:
     refusals: int = 0
     settled_at: float = float("-inf")
     round: int = -1
+    together: str = ""
 
 
 @dataclass(slots=True)

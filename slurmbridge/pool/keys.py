@@ -32,6 +32,8 @@ REASON: Final = PREFIX + "reason"
 """Why the pod waits or was stopped: one of `slurmbridge.pool.verdict.Reason` and a text."""
 SHARE: Final = PREFIX + "share"
 """What of its gang's claim a pod is given, before it is bound: `<job id>/<Slurm node>/<GPUs>`."""
+TOGETHER: Final = PREFIX + "together"
+"""On members of a gang that were let go together, and end together: the UID of the first."""
 WAKE: Final = PREFIX + "wake"
 """Changed on a waiting pod when it now fits: any change makes kube-scheduler try it again."""
 
@@ -68,4 +70,4 @@ USER_KEYS: Final = frozenset(
         MODE,
     }
 )
-OUR_KEYS: Final = frozenset({CLAIM, GPUS, REASON, SHARE, WAKE, POOL})
+OUR_KEYS: Final = frozenset({CLAIM, GPUS, REASON, SHARE, TOGETHER, WAKE, POOL})

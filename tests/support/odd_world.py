@@ -17,6 +17,8 @@ from slurmbridge.core import event as ev
 from slurmbridge.core.audit import END_SPARE_S
 from slurmbridge.core.settings import Settings
 from slurmbridge.pool import keys
+from slurmbridge.pool.claim import group_uid
+from slurmbridge.pool.group import Group
 from slurmbridge.pool.record import KubeNode
 from tests.support.core_world import KILL_S, NODES, ModelPod, World
 from tests.support.gang_world import GangWorld
@@ -178,4 +180,30 @@ class OddWorld(Odd, World):
 
 
 class OddGangWorld(Odd, GangWorld):
-    """With gangs."""
+    """With gangs, whose members' group may be another while they run."""
+
+    more_weights: ClassVar[Mapping[str, int]] = {
+        **GangWorld.more_weights,
+        **Odd.more_weights,
+        "regroup": 2,
+    }
+
+    def __post_init__(self) -> None:
+        self.were: dict[str, str] = {}
+        super().__post_init__()
+
+    def regroup(self, pick: int, how: int) -> None:
+        """Somebody changes the group's label on a running pod."""
+        pods = [
+            p for p in self.pods.values() if p.node and not p.is_gone and p.record.group is not None
+        ]
+        if not pods:
+            return
+        pod = pods[pick % len(pods)]
+        self.were.setdefault(pod.record.uid, pod.record.group.key)
+        self._change(pod, group=Group("own", "d", f"other{how % 2}", size=2))
+
+    def _uids(self, pod: ModelPod) -> tuple[str, ...]:
+        """The claim that it was given stays its claim."""
+        was = self.were.get(pod.record.uid)
+        return super()._uids(pod) if was is None else (pod.record.uid, group_uid(was))

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.kube
 USER = "alice"
 BRIDGE = "system:serviceaccount:slurmbridge:slurmbridge"
 EXTENDER = "system:serviceaccount:slurmbridge:slurmbridge-extender"
-KEYS = ("claim", "gpus", "reason", "wake")
+KEYS = ("claim", "gpus", "reason", "share", "together", "wake")
 TAINT = {"key": "slurmbridge.dev/pool", "operator": "Exists", "effect": "NoSchedule"}
 
 

@@ -260,12 +260,87 @@ def test_a_large_gang_that_goes_as_a_whole_does_not_open_the_breaker():
     assert len({a.uid for a in story.of(act.Evict)}) == 16
 
 
+def lives(i, indices):
+    """A member that is bound with the gang's claim, job 70 on n3."""
+    return member(i, gpus=4).but(gates=()).on("n3", 70, indices)
+
+
+def lost(story, job_id):
+    """Slurm ends a claim; who has to go."""
+    story.jobs[job_id].state("CANCELLED")
+    for _ in range(5):
+        for look in [a for a in story.pass_time(1) if isinstance(a, act.LookJob)]:
+            story.handle(ev.JobLooked(look.uid, job_id, plain(story.jobs[job_id])))
+    return {a.uid for a in story.of(act.Evict)}
+
+
+def test_a_pod_that_only_says_that_it_is_of_a_gang_takes_nobody_along():
+    members = [lives(0, "0-3"), lives(1, "4-7")]
+    other = make_pod("other").but(group=plain(members[0]).group).on("n4", 71, "0")
+    story = Story(*RACKS).slurm(place(70, n3="0-7"), make_claim_job(71, other, "n4", "0"))
+    story.start(*members, other).pass_time(2)
+    assert lost(story, 71) == {"uid-other"}
+    assert [story.phase(p) for p in members] == ["bound", "bound"]
+    assert lost(story, 70) == {"uid-other", "uid-g0", "uid-g1"}
+
+
+def test_members_that_change_their_group_while_they_run_stay_in_their_gangs_claim():
+    members = [lives(0, "0-3"), lives(1, "4-7")]
+    story = Story(*RACKS).slurm(place(70, n3="0-7").but(end=T0 + 300)).start(*members)
+    assert {story.phase(p) for p in members} == {"bound"}
+    for pod in members:
+        pod.but(group=Group("own", "default", "h", size=2))
+        story.see(pod)
+    for again in (False, True):
+        if again:
+            story.forget().again(*members)
+        story.pass_time(100)
+        assert {story.phase(p) for p in members} == {"bound"}
+        assert none(story.actions, act.End, act.Evict, act.Cover)
+        assert {a.job_id for a in story.of(act.Extend)} == {70}
+    assert lost(story, 70) == {"uid-g0", "uid-g1"}
+
+
+def test_a_pod_of_another_namespace_finds_no_share_by_an_annotation_that_it_wrote():
+    stranger = lives(1, "4-7").but(namespace="others", group=None)
+    story = Story(*RACKS).slurm(place(70, n3="0-7")).start(lives(0, "0-3"), stranger)
+    story.pass_time(2)
+    assert story.entry(stranger).group == ""
+
+
+def test_a_place_whose_gang_waits_no_more_is_given_back():
+    """Its users have taken the gates off; another leader finds the job."""
+    pods = [member(i).but(gates=()) for i in range(2)]
+    story = Story(*RACKS).slurm(place(70)).start(*pods)
+    story.pass_time(10)
+    assert {a.job_id for a in story.of(act.End)} == {70}
+    assert not story.machine.state.waiting.tickets
+
+
+def test_to_explain_a_pod_changes_nothing():
+    story = pool(member(0), member(1))
+    queue(story)
+    story.now += 30
+    for i in range(2):
+        story.see(member(i).deleting(story.now))
+    explain(story.machine.state, "default", "g0")
+    assert story.machine.state.waiting.gangs["own/default/g/"].members == {"uid-g0", "uid-g1"}
+    for i in range(2):
+        story.gone(member(i))
+    story.pass_time(2)
+    assert {a.job_id for a in story.of(act.End)} == {70}
+
+
 def test_members_with_claims_of_their_own_go_together_too():
     story = pool(member(0), member(1), busy=(), gangs_as_one=False)
     nodes = {a.uid: a.request.slurm_node for a in story.of(act.Allocate)}
     for i in range(2):
         story.grant(member(i), 7 + i, nodes[f"uid-g{i}"], "0-7")
-        story.see(member(i).but(gates=()).on(nodes[f"uid-g{i}"], 7 + i, "0-7"))
+    notes = {a.uid: a.annotations for a in story.of(act.Lift)}
+    assert {n[keys.TOGETHER] for n in notes.values()} <= {"uid-g0", "uid-g1"}
+    for i in range(2):
+        bound = member(i, TOGETHER=notes[f"uid-g{i}"][keys.TOGETHER]).but(gates=())
+        story.see(bound.on(nodes[f"uid-g{i}"], 7 + i, "0-7"))
     story.pass_time(2)
     assert story.phase(member(0)) == story.phase(member(1)) == "bound"
     story.jobs[7].but(preempted_at=story.now)

@@ -375,6 +375,7 @@ def gangs_with_a_loss():
         for i in range(2):
             index = 2 * k + i
             pod = make_pod(f"p{index}").but(group=group).on("n1", 10 + index, str(index))
+            pod.wrote(TOGETHER=f"uid-p{2 * k}")
             story.slurm(make_claim_job(10 + index, pod, "n1", str(index)).but(end=T0 + 3600))
             pods.append(pod)
     story.start(*pods).pass_time(2)
