@@ -69,8 +69,8 @@ docs: venv ## make docs/config.md and docs/metrics.md from the docstrings again
 soak: venv ## the pure core under random faults in an exact world (OPERATIONS=100000 SEED=1); ends with one JSON line
 	@$(BIN)/python -m tests.property.soak --operations $${OPERATIONS:-100000} --seed $${SEED:-1}
 
-chaos: venv ## real Slurm and Kubernetes under load and random faults (MINUTES=10 SEED=1), judged by the checker; ends with one JSON line
-	@$(BIN)/python -m tests.support.chaos --minutes $${MINUTES:-10} --seed $${SEED:-1}
+chaos: venv ## real nodes with agents under load and random faults (MINUTES=10 SEED=1; HOLLOW=6: hollow nodes without), judged by the checker; ends with one JSON line
+	@$(BIN)/python -m tests.support.chaos --minutes $${MINUTES:-10} --seed $${SEED:-1} --hollow $${HOLLOW:-0}
 
 bench-extender: venv ## filter + prioritize on 5,000 names against a do-nothing extender
 	@$(BIN)/python -m bench.extender

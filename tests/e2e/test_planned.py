@@ -45,7 +45,7 @@ def product(cluster: ClusterFactory) -> Iterator[Product]:
     started.kube.kubectl("apply", "-f", str(policy))
     started.kube.api.patch("/api/v1/namespaces/default", {"metadata": {"labels": LABELS}})
     wait_for("the policy is in force", lambda: _is_gated(started), 20, 0.2)
-    with Product(started) as running:
+    with Product(started, sections={"rules": {"lingerS": 5}}) as running:
         yield running
 
 

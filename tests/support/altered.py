@@ -4,7 +4,8 @@
 
 is `python -m slurmbridge run ...` with what the environment asks for:
 `SLURMBRIDGE_TEST_CLOCK`: a file with the seconds by which the host's clock is wrong; it may change at
-any time. `SLURMBRIDGE_TEST_WITHOUT`: name of a guard of `GUARDS` that is taken out, to show that the
+any time. `SLURMBRIDGE_TEST_DRIVER`: `<folder of the Slurm cluster>:<node>`, for an agent whose driver is
+played (played_driver.py). `SLURMBRIDGE_TEST_WITHOUT`: name of a guard of `GUARDS` that is taken out, to show that the
 independent checker finds what the guard is there for.
 """
 
@@ -21,11 +22,13 @@ import msgspec
 from slurmbridge.cli import main
 from slurmbridge.clock import SystemClock
 from slurmbridge.core import grant, pods, publish
+from tests.support import played_driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 CLOCK = "SLURMBRIDGE_TEST_CLOCK"
+DRIVER = "SLURMBRIDGE_TEST_DRIVER"
 WITHOUT = "SLURMBRIDGE_TEST_WITHOUT"
 
 
@@ -69,6 +72,8 @@ GUARDS: dict[str, Callable[[], None]] = {
 if __name__ == "__main__":
     if os.environ.get(CLOCK):
         set_clock(Path(os.environ[CLOCK]))
+    if os.environ.get(DRIVER):
+        played_driver.play(*os.environ[DRIVER].split(":"))
     if os.environ.get(WITHOUT):
         GUARDS[os.environ[WITHOUT]]()
     sys.exit(main())

@@ -190,7 +190,9 @@ class Checker:
         for job in jobs:
             key = (job.id, job.start)
             if job.state in HOLDING and not job.gpus and key in known:
-                full.append(dataclasses.replace(job, gpus=known[key]))
+                # Its nodes are those whose Epilogs have not ended: the others have given theirs back.
+                left = {n: held for n, held in known[key].items() if n in job.nodes}
+                full.append(dataclasses.replace(job, gpus=left))
             else:
                 full.append(job)
             if full[-1].gpus and job.state in HOLDING:

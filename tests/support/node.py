@@ -301,6 +301,10 @@ class RealNode:
         """Start another process in the node's mount namespace; it ends with the node."""
         return self._start(name, argv, **options)
 
+    def send(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to any process of the node by its name, e.g. SIGSTOP."""
+        self._keep.send(name, number)
+
     def kill9(self, name: str) -> None:
         """End any process of the node by its name with SIGKILL."""
         self._keep.kill(name)

@@ -38,10 +38,13 @@ CLUSTER = "lab"
 RESOURCE = "nvidia.com/gpu"
 
 LOCK = """\
+umask 0
 n=3
 for u in $GPUS; do
   eval "exec $n>$M/lock/$u"
-  flock -n $n || echo "$NAME $u" >> $M/overlap
+  if flock -n $n; then echo "$NAME" > "$M/lock/$u.by"; else
+    read by < "$M/lock/$u.by"; echo "$NAME $u $by" >> $M/overlap
+  fi
   n=$((n+1))
 done
 echo "$GPUS" > $M/start/$NAME
@@ -65,8 +68,10 @@ class Claimed:
 class NodePool:
     """The nodes between `start` and `stop` (or as a context manager).
 
-    hold: False takes the Epilog's hold out. agent: False starts no agents. node_config: more of the
-    `node` section. hooks: more of the hooks' configuration.
+    hold: False takes the Epilog's hold out. agents: False starts none. node_config: more of the
+    `node` section. sections: more of the agents' configuration. entry, agent_env: the module that
+    runs as agent, and more of its environment ({} is replaced by the node's name). hooks: more of the
+    hooks' configuration.
     """
 
     nodes: int = 2
@@ -75,6 +80,9 @@ class NodePool:
     agents: bool = True
     releaser: bool = True
     node_config: dict[str, Any] = field(default_factory=dict)
+    sections: dict[str, Any] = field(default_factory=dict)
+    entry: str = "slurmbridge"
+    agent_env: dict[str, str] = field(default_factory=dict)
     hooks: dict[str, Any] = field(default_factory=dict)
     slurm_config: dict[str, Any] = field(default_factory=dict)
 
@@ -218,6 +226,7 @@ class NodePool:
                 "listen": f"127.0.0.1:{real.port(2)}",
                 **self.node_config,
             },
+            **self.sections,
         }
         path = self.run_folder(node) / "config.yaml"
         path.write_text(json.dumps(config, indent=1))
@@ -227,10 +236,12 @@ class NodePool:
             # its nodes: it must not be kept from the kubelet by what is elsewhere.
             [
                 *("nice", "-n", "-10"),
-                *(sys.executable, "-m", "slurmbridge", "node", "--config", str(path)),
+                *(sys.executable, "-m", self.entry, "node", "--config", str(path)),
             ],
             cwd=ROOT,
-            env=os.environ | {"PATH": self.slurm.env()["PATH"]},
+            env=os.environ
+            | {"PATH": self.slurm.env()["PATH"]}
+            | {k: v.format(node) for k, v in self.agent_env.items()},
         )
 
     def kill9_agent(self, node: str) -> None:
@@ -423,7 +434,7 @@ class NodePool:
         return (self.marks / "beat" / name).stat().st_mtime
 
     def overlaps(self) -> list[str]:
-        """`name GPU` of everyone who found a GPU taken."""
+        """`name GPU owner` of everyone who found a GPU taken, and who took it last."""
         path = self.marks / "overlap"
         return path.read_text().splitlines() if path.exists() else []
 
@@ -446,6 +457,8 @@ class NodePool:
         run_s: float = 1.0,
         partition: str = "main",
         options: tuple[str, ...] = (),
+        user: str | None = None,
+        timeout_s: float = 60.0,
     ) -> int:
         """Submit a native job that locks its GPUs for `run_s`; its job id. Its name is `job-<id>`."""
         script = (
@@ -459,6 +472,8 @@ class NodePool:
             *("sbatch", "--parsable", "-o", "/dev/null", "-p", partition, "--mem=100", *where),
             *(f"--gres=gpu:{gpus}", *options),
             stdin=script,
+            user=user,
+            timeout_s=timeout_s,
         )
         return int(text.strip().partition(";")[0])
 

@@ -6,6 +6,7 @@ trouble at once.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections import Counter
@@ -16,6 +17,7 @@ from tests.support.chaos.load import LOST
 from tests.support.fault_proxy import Answer, Cut, Delay, Insert, LoseAnswer, status_body
 from tests.support.keeper import KeeperError
 from tests.support.kube import KubeProblem
+from tests.support.node import NodeProblem
 from tests.support.slurm import SlurmError
 
 if TYPE_CHECKING:
@@ -23,10 +25,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from tests.support.chaos.ground import Ground, Part
     from tests.support.chaos.judge import Causes
     from tests.support.chaos.wires import Wires
     from tests.support.product import Product
 
+AWAY = (*LOST, KeeperError, KubeProblem, NodeProblem)
+"""What a fault ends with whose target, or a peer of it, is in trouble already."""
+PERSON_S = 10.0
+"""So often a person looks at nodes that a hook has drained, and services that ended are restarted."""
 SLOW_S = 16.0
 """An answer of slurmctld that was seen at a site (sinfo, under 90 RPCs a second)."""
 
@@ -49,6 +56,7 @@ class Faults:
     """
 
     product: Product
+    ground: Ground
     wires: Wires
     causes: Causes
     clocks: Path
@@ -60,6 +68,7 @@ class Faults:
 
     def __post_init__(self) -> None:
         self._next = time.monotonic() + self.pause_s
+        self._next_care = time.monotonic() + PERSON_S
         self._kinds: dict[str, Callable[[str], None]] = {
             "kill bridge": self._kill_bridge,
             "pause bridge": self._pause_bridge,
@@ -77,12 +86,19 @@ class Faults:
             "scancel of a claim": self._scancel,
             "node down": self._node_down,
         }
+        self._parts = self.ground.parts()
+        for kind in sorted({part.kind for part in self._parts}):
+            self._kinds[f"kill {kind}"] = self._kill_part
+            self._kinds[f"pause {kind}"] = self._pause_part
 
     def turn(self) -> None:
         """Heal what is over; perhaps do one fault."""
         now = time.monotonic()
         for fault in [f for f in self.active.values() if now >= f.until]:
             self._heal(fault)
+        if now >= self._next_care:
+            self._next_care = now + PERSON_S
+            self.care()
         if now < self._next or len(self.active) >= self.at_once:
             return
         self._next = now + self.luck.uniform(0.3, 1.7) * self.pause_s
@@ -92,8 +108,37 @@ class Faults:
         """One fault of a kind, if its target is not in trouble already."""
         try:
             self._kinds[kind](kind)
-        except (*LOST, KeeperError):
+        except AWAY:
             self.done["not done"] += 1
+
+    def care(self) -> None:
+        """What is done at every site: services are restarted, nodes that need it are resumed."""
+        for part in self._parts:
+            if part.target not in self.active and part.poll() is not None:
+                with contextlib.suppress(*AWAY):
+                    part.start()
+                    self.done[f"{part.kind} ended and was restarted"] += 1
+        try:
+            self._resume()
+        except AWAY:
+            return
+
+    def _resume(self) -> None:
+        """A person takes back what only a person may (docs/node-agent.md)."""
+        slurm = self.ground.slurm
+        for line in slurm.run("sinfo", "-h", "-N", "-o", "%N|%T|%E", timeout_s=5).splitlines():
+            node, state, reason = line.split("|", 2)
+            away = any(word in state for word in ("drain", "down"))
+            if away and node not in self.active and "Not responding" not in reason:
+                if "down" in state:
+                    self.causes.taken_down[node] = time.monotonic()
+                slurm.run(
+                    *("scontrol", "update", f"nodename={node}", "state=resume"),
+                    check=False,
+                    timeout_s=5,
+                )
+                print(f"[care] {node} was {state}: {reason}", flush=True)
+                self.done["node resumed by hand"] += 1
 
     def heal_all(self) -> None:
         """No more trouble."""
@@ -103,7 +148,7 @@ class Faults:
     def _heal(self, fault: Active) -> None:
         try:
             fault.heal()
-        except (*LOST, KeeperError, KubeProblem):
+        except AWAY:
             fault.until = time.monotonic() + 1  # its peer is in trouble too: once more, later
             return
         del self.active[fault.target]
@@ -138,46 +183,62 @@ class Faults:
     def _pause(self, kind: str, target: str) -> None:
         """Longer than a Lease lasts, so that whoever wakes up has been replaced meanwhile."""
         if target not in self.active:
-            kube = self.product.cluster.kube
+            kube = self.ground.kube
             kube.send(target, signal.SIGSTOP)
             self._begin(kind, target, (1, 14), lambda: kube.send(target, signal.SIGCONT))
 
     def _kill_slurmctld(self, kind: str) -> None:
-        slurm = self.product.cluster.slurm
+        slurm = self.ground.slurm
         if "slurmctld" not in self.active:
             self.causes.crashes.append(time.monotonic())
             slurm.kill9_slurmctld()
             self._begin(kind, "slurmctld", (0.2, 6), lambda: slurm.start_slurmctld(wait=False))
 
     def _pause_slurmctld(self, kind: str) -> None:
-        slurm = self.product.cluster.slurm
+        slurm = self.ground.slurm
         if "slurmctld" not in self.active:
             slurm.pause_slurmctld()
             self._begin(kind, "slurmctld", (1, 12), slurm.resume_slurmctld)
 
     def _kill_api(self, kind: str) -> None:
-        kube = self.product.cluster.kube
+        kube = self.ground.kube
         if "api" not in self.active:
             kube.kill9_api()
             self._begin(kind, "api", (0.2, 5), lambda: kube.start_api(wait=False))
 
     def _pause_api(self, kind: str) -> None:
-        kube = self.product.cluster.kube
+        kube = self.ground.kube
         if "api" not in self.active:
             kube.pause_api()
             self._begin(kind, "api", (1, 8), kube.resume_api)
 
     def _kill_slurmd(self, kind: str) -> None:
-        slurm = self.product.cluster.slurm
+        slurm = self.ground.slurm
         if (node := self.luck.choice(slurm.node_names)) not in self.active:
             slurm.kill9_slurmd(node)
             self._begin(kind, node, (1, 10), lambda: slurm.start_slurmd(node))
 
     def _pause_slurmd(self, kind: str) -> None:
-        slurm = self.product.cluster.slurm
+        slurm = self.ground.slurm
         if (node := self.luck.choice(slurm.node_names)) not in self.active:
             slurm.pause_slurmd(node)
             self._begin(kind, node, (1, 10), lambda: slurm.resume_slurmd(node))
+
+    def _part(self, kind: str) -> Part | None:
+        """One of the parts of a kind, None when it is in trouble already."""
+        wanted = kind.partition(" ")[2]
+        part = self.luck.choice([part for part in self._parts if part.kind == wanted])
+        return None if part.target in self.active else part
+
+    def _kill_part(self, kind: str) -> None:
+        if (part := self._part(kind)) is not None:
+            part.kill()
+            self._begin(kind, part.target, (0, 8), part.start)
+
+    def _pause_part(self, kind: str) -> None:
+        if (part := self._part(kind)) is not None:
+            part.send(signal.SIGSTOP)
+            self._begin(kind, part.target, (1, 10), lambda: part.send(signal.SIGCONT))
 
     # Wires
 
@@ -229,16 +290,20 @@ class Faults:
     # Clocks, Slurm's own ends
 
     def _clock(self, kind: str) -> None:
-        i = self.luck.randrange(self.product.bridges)
-        path = self.clocks / str(i)
-        if (target := f"clock-{i}") not in self.active:
+        agents = [
+            part.target.removeprefix("agent-") for part in self._parts if part.kind == "agent"
+        ]
+        who = self.luck.choice([*map(str, range(self.product.bridges)), *agents])
+        path = self.clocks / who
+        if (target := f"clock-{who}") not in self.active:
             path.write_text(str(self.luck.choice((-86400, -3600, -40, 40, 3600, 86400))))
             self._begin(kind, target, (3, 20), lambda: path.write_text("0"))
 
     def _scancel(self, kind: str) -> None:
         """Somebody cancels a claim."""
-        slurm = self.product.cluster.slurm
-        argv = ("squeue", "-h", "-t", "R", "--name=slurmbridge-test", "-o", "%A")
+        slurm = self.ground.slurm
+        name = f"--name=slurmbridge-{self.ground.cluster_id}"
+        argv = ("squeue", "-h", "-t", "R", name, "-o", "%A")
         jobs = slurm.run(*argv, timeout_s=5).split()
         if jobs:
             job = self.luck.choice(jobs)
@@ -247,7 +312,7 @@ class Faults:
             self.done[kind] += 1
 
     def _node_down(self, kind: str) -> None:
-        slurm = self.product.cluster.slurm
+        slurm = self.ground.slurm
         if (node := self.luck.choice(slurm.node_names)) in self.active:
             return
         self.causes.taken_down[node] = time.monotonic()

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from tests.support.checker import CLAIM, HOLDING, UnreadError, indices, judge, read_pods
 
@@ -41,6 +41,14 @@ class Causes:
     deleted: set[str] = field(default_factory=set)
 
 
+class Told(NamedTuple):
+    """What the API server says of a bound pod."""
+
+    name: str
+    node: str
+    gpus: frozenset[int]
+
+
 @dataclass
 class PodStory:
     """What was seen of one bound pod. good, lost: when its claim last ran, and first did not."""
@@ -48,6 +56,7 @@ class PodStory:
     name: str
     node: str
     since: float
+    gpus: frozenset[int] = frozenset()
     claims: dict[int, float] = field(default_factory=dict)
     good: float = 0.0
     lost: float | None = None
@@ -106,10 +115,13 @@ class Judge:
         sample = judge(before, reading.jobs, after, reading.totals)
         self.samples += 1
         self.bound = sample.bound
-        for violation in sample.violations:
-            if violation.kind in OURS:
-                self._tell(violation.kind, violation.subject, violation.text)
         jobs = {job.id: job for job in reading.jobs}
+        known = {f"job {job_id}" for job_id in jobs}
+        for violation in sample.violations:
+            # Whether a job that slurmctld has forgotten was a gang's, nobody can say any more.
+            is_unclear = violation.kind == "shared-claim" and violation.subject not in known
+            if violation.kind in OURS and not is_unclear:
+                self._tell(violation.kind, violation.subject, violation.text)
         holders = _holders(reading.jobs)
         for (node, index), found in holders.items():
             # One that completes has lost its GPUs by Slurm's word; who lives on them is seen below.
@@ -132,6 +144,7 @@ class Judge:
         story = self.pods.get(pod.uid)
         if story is None:
             story = self.pods[pod.uid] = PodStory(pod.name, pod.node, now)
+            story.gpus = indices(pod.gpus)
             self.seen_bound += 1
         job_id = int(pod.claim.partition("/")[0] or 0) if pod.claim.endswith(pod.uid) else 0
         story.claims.setdefault(job_id, now)
@@ -155,6 +168,11 @@ class Judge:
                     self.races[where] = max(self.races.get(where, 0.0), now - story.taken)
                 else:
                     self._tell("taken", where, f"job {other.id} {other.state} has it")
+
+    def told(self, uid: str) -> Told | None:
+        """What was read of a pod; None: nothing yet."""
+        story = self.pods.get(uid)
+        return None if story is None else Told(story.name, story.node, story.gpus)
 
     def cause_of_loss(self, story: PodStory) -> str:
         """What the run did that took a pod's claim away; "" for nothing."""

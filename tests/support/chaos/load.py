@@ -16,18 +16,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 from slurmbridge.pool import keys
 from tests.support.kube_api import KubeError
-from tests.support.kube_objects import pod
 from tests.support.slurm import SlurmError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.support.chaos.ground import Ground
     from tests.support.chaos.judge import Causes
-    from tests.support.cluster import Cluster
 
 PLANNED, REACTIVE = "default", "reactive"
-MOST_PODS = 40
-MOST_JOBS = 14
 LOST = (OSError, HTTPException, KubeError, SlurmError, subprocess.TimeoutExpired)
 """What a peer that is away answers."""
 
@@ -36,7 +33,7 @@ LOST = (OSError, HTTPException, KubeError, SlurmError, subprocess.TimeoutExpired
 class Load:
     """A context manager; `done` counts what was done."""
 
-    cluster: Cluster
+    ground: Ground
     causes: Causes
     seed: int
     done: Counter[str] = field(default_factory=Counter)
@@ -72,7 +69,10 @@ class Load:
     def pods(self, luck: random.Random) -> None:
         """A pod more, or one less."""
         living = self.living()
-        if len(living) >= MOST_PODS or (living and luck.random() < 0.2):
+        is_full = len(living) >= self.ground.most_pods
+        if is_full and luck.random() < 0.8:
+            return
+        if is_full or (living and luck.random() < 0.1):
             one = luck.choice(living)
             gang, dash, _ = one["metadata"]["name"].partition("-")
             for item in living if dash else [one]:
@@ -81,58 +81,56 @@ class Load:
                     self.delete(item, luck)
             return
         self._number += 1
-        runs = luck.choice((3, 6, 10, 15, 40))
-        body = pod(
+        runs = luck.choice((2, 4, 8, 12, 25))
+        body = self.ground.pod(
             f"p{self._number}",
-            gpus=luck.choice((1, 1, 2, 3, 4)),
-            namespace=luck.choice((PLANNED, REACTIVE)),
+            luck.choice((1, 1, 2, 3, 4)),
+            luck.choice((PLANNED, REACTIVE)),
+            {},
             run_s=runs,
             stop_s=luck.choice((0.2, 1, 3)),
         )
-        self.cluster.kube.api.create(body)
+        self.ground.kube.api.create(body)
         self.done["pod"] += 1
 
     def gangs(self, luck: random.Random) -> None:
         """A gang of pods that start together."""
-        if len(self.living()) >= MOST_PODS:
+        if len(self.living()) >= self.ground.most_pods:
             return
         self._number += 1
         name, size = f"g{self._number}", luck.choice((2, 3, 4))
         gpus, runs = luck.choice((1, 2, 4)), luck.choice((4, 8, 12))
         for rank in range(size):
             notes = {keys.GROUP: name, keys.GROUP_SIZE: str(size), keys.RANK: str(rank)}
-            self.cluster.kube.api.create(
-                pod(f"{name}-{rank}", gpus=gpus, annotations=notes, run_s=runs)
-            )
+            body = self.ground.pod(f"{name}-{rank}", gpus, PLANNED, notes, run_s=runs, stop_s=0.2)
+            self.ground.kube.api.create(body)
         self.done["gang"] += 1
 
     def native(self, luck: random.Random) -> None:
         """A native job more; sometimes one is cancelled by its user."""
-        slurm = self.cluster.slurm
+        slurm = self.ground.slurm
         own = slurm.run("squeue", "-h", "-u", "nobody", "-o", "%A", timeout_s=5).split()
-        if len(own) >= MOST_JOBS or (own and luck.random() < 0.1):
+        is_full = len(own) >= self.ground.most_jobs
+        if is_full and luck.random() < 0.9:
+            return
+        if is_full or (own and luck.random() < 0.05):
             slurm.run("scancel", luck.choice(own), timeout_s=5)
             self.done["native cancelled"] += 1
             return
-        gpus = luck.choice((1, 1, 2, 4, 8))
-        slurm.run(
-            *("sbatch", "--parsable", "--output=/dev/null", "--chdir=/", "--mem=100"),
-            *(f"--gres=gpu:{gpus}", f"--wrap=exec sleep {luck.choice((2, 5, 9, 14))}"),
-            user="nobody",
-            timeout_s=5,
-        )
+        gpus = luck.choice((1, 1, 2, 2, 4, 8))
+        self.ground.native(gpus, luck.choice((2, 5, 9, 14)))
         self.done["native"] += 1
 
     def living(self) -> list[dict[str, Any]]:
         """Pods of the load that have not ended; those that have are cleared away."""
         living = []
-        for item in self.cluster.kube.api.items("/api/v1/pods"):
+        for item in self.ground.kube.api.items("/api/v1/pods"):
             if item["metadata"]["namespace"] not in (PLANNED, REACTIVE):
                 continue
             if item["status"].get("phase") in ("Succeeded", "Failed"):
                 self.causes.deleted.add(item["metadata"]["uid"])
                 with contextlib.suppress(*LOST):
-                    self.cluster.kube.api.delete(path_of(item))
+                    self.ground.kube.api.delete(path_of(item))
             elif not item["metadata"].get("deletionTimestamp"):
                 living.append(item)
         return living
@@ -141,7 +139,7 @@ class Load:
         """Delete a pod, one in eight by force."""
         self.causes.deleted.add(item["metadata"]["uid"])
         by_force = luck.random() < 0.125
-        self.cluster.kube.api.delete(path_of(item), grace_s=0 if by_force else None)
+        self.ground.kube.api.delete(path_of(item), grace_s=0 if by_force else None)
         self.done["pod deleted by force" if by_force else "pod deleted"] += 1
 
 

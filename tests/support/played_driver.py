@@ -1,0 +1,48 @@
+"""Plays the driver's list of processes for native jobs of tests: who was given GPUs uses them.
+
+A real job would hold its GPUs open and be told of by NVML. The jobs of a test have no driver; they
+carry `MARK` in their environment instead (with the folder of their cluster, since several clusters
+may run on one machine). The Prolog has no such mark: it runs before the job.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from slurmbridge.node.inventory import FileInventory, Usage
+
+MARK = "SLURMBRIDGE_TEST_NATIVE"
+
+
+def native_processes(
+    folder: str, node: str, proc: str = "/proc"
+) -> dict[int, tuple[str, set[int]]]:
+    """Process id -> (job id, its GPUs), of native jobs on a node of the cluster in `folder`."""
+    marks = {f"{MARK}={folder}".encode(), f"SLURMD_NODENAME={node}".encode()}
+    found = {}
+    for name in os.listdir(proc):
+        if not name.isdigit():
+            continue
+        try:
+            entries = set(Path(proc, name, "environ").read_bytes().split(b"\0"))
+        except OSError:
+            continue
+        if marks <= entries:
+            said = dict(e.decode(errors="replace").split("=", 1) for e in entries if b"=" in e)
+            gpus = said.get("SLURM_JOB_GPUS", "")
+            found[int(name)] = (said["SLURM_JOB_ID"], {int(i) for i in gpus.split(",") if i})
+    return found
+
+
+def play(folder: str, node: str) -> None:
+    """Let this process's `FileInventory` tell of the native jobs of one node."""
+
+    def usage(_: FileInventory) -> dict[str, Usage]:
+        pids: dict[str, list[int]] = {}
+        for pid, (_job, gpus) in native_processes(folder, node).items():
+            for index in gpus:
+                pids.setdefault(f"GPU-{node}-{index}", []).append(pid)
+        return {uuid: Usage(pids=tuple(found)) for uuid, found in pids.items()}
+
+    FileInventory.usage = usage
