@@ -27,6 +27,7 @@ from slurmbridge.config import Config, changed_sections, check_reload, load
 from slurmbridge.core import action as act
 from slurmbridge.core import agents, explain
 from slurmbridge.core import event as ev
+from slurmbridge.core.aside import Aside
 from slurmbridge.core.machine import Machine
 from slurmbridge.kube.access import Access
 from slurmbridge.kube.cluster import ClusterPin
@@ -44,6 +45,7 @@ from slurmbridge.metrics import Metrics, PoolCollector
 from slurmbridge.pool.claim import ClaimId
 from slurmbridge.pool.errors import (
     ConfigError,
+    CoreFault,
     PeerError,
     PeerRejected,
     PeerTimeout,
@@ -110,6 +112,8 @@ class Bridge:
         self._pin: ClusterPin | None = None
         self._moment = 1
         self._leader = ""
+        self._terms = 0
+        self._aside: tuple[Aside, ...] = ()
         self._registry.register(PoolCollector(lambda: self._machine, self._events.qsize))
 
     async def run(self) -> None:
@@ -185,16 +189,21 @@ class Bridge:
         """Lead whenever we can. Each term begins with nothing but what both sides tell.
 
         A lost Lease is no reason to end: after a restart of the API server both replicas have lost
-        it, and for a moment RBAC forbids everything. Bugs do end the process.
+        it, and for a moment RBAC forbids everything. Bugs do end the process, but for those of the
+        core that come up with one object: that is set aside, and the next term begins at once.
         """
-        count = 0
+
+        async def work(transitions: int) -> None:
+            while True:
+                self._terms += 1
+                term = make_term(lease.created, transitions, self._terms, self._name)
+                try:
+                    await self._lead(session, term)
+                except* CoreFault as faults:
+                    _log.warning("the core is started anew", error=str(faults.exceptions[0]))
+                await self._clock.sleep(CAMPAIGN_S)
+
         while True:
-            count += 1
-
-            async def work(transitions: int, count: int = count) -> None:
-                term = make_term(lease.created, transitions, count, self._name)
-                await self._lead(session, term)
-
             try:
                 await lease.lead(work)
             except PeerError as error:
@@ -226,7 +235,9 @@ class Bridge:
         """Lead until cancelled; term: name of this leadership."""
         config = self._config
         assert self._link is not None and self._pin is not None  # noqa: S101, PT018 - set in `run`
-        machine = Machine(config.settings(), term=term, moment=self._moment)
+        machine = Machine(config.settings(), term=term, moment=self._moment, aside=self._aside)
+        while not self._events.empty():
+            self._events.get_nowait()  # of an earlier term
         # Slurm keeps the environment of whoever submits: ours is nobody's business.
         command = SlurmCommand(
             config.slurm.conf,
@@ -288,6 +299,9 @@ class Bridge:
         finally:
             self._machine = None
             self._link.set_leader(False)
+            for future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(PeerUnavailable("bridge", "claim", "it begins a new term"))
             await carrier.stop()
             command.close()
             _log.info("not leading any more", term=machine.state.term)
@@ -422,8 +436,7 @@ class Bridge:
             event = await self._events.get()
             for _ in range(BATCH):
                 outlet.is_fresh |= isinstance(event, ev.Polled)
-                now = self._clock.steady()
-                for action in machine.handle(event, now, self._clock.wall() - now):
+                for action in self._handle(machine, event):
                     if isinstance(action, act.Reply):
                         self._reply(action, machine.state.generation + 1)
                     elif isinstance(action, act.PollNow):
@@ -439,6 +452,24 @@ class Bridge:
             self._turned = self._clock.monotonic()
             outlet.turned.set()
             await asyncio.sleep(0)
+
+    def _handle(self, machine: Machine, event: ev.Event) -> list[act.Action]:
+        """One event, on which the whole term may end: but not for one object again and again.
+
+        Raises:
+            CoreFault: an object was set aside: begin anew without it.
+
+        """
+        now = self._clock.steady()
+        try:
+            return machine.handle(event, now, self._clock.wall() - now)
+        except Exception as error:
+            found = machine.blame(error)
+            if found is None:
+                raise
+            self._aside = (*machine.aside, found)
+            _log.exception("set aside", kind=found.kind, ref=found.ref, key=found.key)
+            raise CoreFault(f"{found.kind} {found.ref} is set aside: {found.error}") from error
 
     async def _publish(self, machine: Machine, carrier: Carrier, outlet: _Outlet) -> None:
         """Give out views, each with all that has changed since the last."""

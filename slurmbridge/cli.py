@@ -244,6 +244,7 @@ def _status(args: argparse.Namespace) -> int:
     if answer["nodeSync"]["held"]:
         text = f"{len(answer['nodeSync']['held'])} nodes; too many are not Ready at once"
         rows.append(("drains held", text))
+    rows += [("set aside", f"{a['kind']} {a['ref']}: {a['error']}") for a in answer["setAside"]]
     rows += [("conflict", text) for text in answer["conflicts"]]
     for name, value in rows:
         print(f"{name:<9} {value}")

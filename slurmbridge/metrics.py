@@ -144,6 +144,11 @@ class PoolCollector(Collector):
                 "Drains that are held back because too many nodes are not Ready at once.",
                 len(state.nodes.held),
             ),
+            (
+                "slurmbridge_set_aside",
+                "Objects that are set aside, since the bridge has failed over each.",
+                len(state.aside.found),
+            ),
             ("slurmbridge_view_generation", "Generation of the view.", state.generation),
         ):
             gauge = GaugeMetricFamily(name, text)

@@ -15,6 +15,7 @@ from slurmbridge.core.event import Extended, JobLooked
 from slurmbridge.core.evidence import fits
 from slurmbridge.core.settle import write_down
 from slurmbridge.core.state import Entry, Phase, State, is_running
+from slurmbridge.pool.claim import ClaimId
 from slurmbridge.pool.policy import last_minutes
 from slurmbridge.pool.record import SlurmJob
 
@@ -126,9 +127,14 @@ def _renew(state: State, entry: Entry, job: SlurmJob) -> None:
             enough_s = pod.deleting_since + pod.grace_s + RENEW_AGAIN_S - state.wall
         else:
             return
-    is_short = job.end - state.slurm_wall < enough_s
-    if is_short and state.once("renew", entry.claim_uid, RENEW_AGAIN_S):
-        state.out.append(Extend(state.claim_id_of(entry), entry.job_id, minutes))
+    renew(state, state.claim_id_of(entry), job, minutes, enough_s)
+
+
+def renew(state: State, claim_id: ClaimId, job: SlurmJob, minutes: int, enough_s: float) -> None:
+    """Give a claim so many minutes from now when less than `enough_s` are left of it."""
+    is_short = job.end is not None and job.end - state.slurm_wall < enough_s
+    if is_short and state.once("renew", claim_id.uid, RENEW_AGAIN_S):
+        state.out.append(Extend(claim_id, job.id, minutes))
 
 
 def on_extended(state: State, event: Extended) -> None:

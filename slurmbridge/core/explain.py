@@ -58,6 +58,7 @@ def status(state: State) -> dict[str, Any]:
             **{word: agents.count(state)[word] for word in agents.STATES},
             "findings": dict(agents.findings(state)),
         },
+        "setAside": [msgspec.to_builtins(aside) for aside in state.aside.found.values()],
         "conflicts": [
             f"{name}: {text}"
             for name, ledger in sorted(state.ledgers.items())
@@ -153,11 +154,12 @@ def _blocked(state: State, kube_node: str) -> str:
 
 def explain(state: State, namespace: str, name: str) -> dict[str, Any] | None:
     """Where a pod stands, and if it waits, why each class of nodes refuses it; None: not known."""
-    pods = [p for p in state.pods.values() if p.namespace == namespace and p.name == name]
+    known = (*state.pods.values(), *state.aside.pods.values())
+    pods = [p for p in known if p.namespace == namespace and p.name == name]
     if not pods:
         return None
     pod = max(pods, key=lambda p: p.created)
-    entry = state.book.get(pod.uid)
+    entry, aside = state.book.get(pod.uid), state.aside.of_pod(pod)
     answer: dict[str, Any] = {
         "pod": pod.ref,
         "uid": pod.uid,
@@ -169,10 +171,14 @@ def explain(state: State, namespace: str, name: str) -> dict[str, Any] | None:
             "memoryMiB": pod.memory_mib,
         },
         "gates": list(pod.gates),
-        "reason": pod.annotations.get(keys.REASON) or None,
+        "reason": None,
         "claim": _claim(entry),
         "ageSeconds": round(state.age_s, 3),
     }
+    if aside is not None:  # not looked into any further
+        text = f"set aside, since the bridge has failed over this {aside.kind}: {aside.error}"
+        return answer | {"waits": {"text": text, "nodes": {}}}
+    answer["reason"] = pod.annotations.get(keys.REASON) or None
     if (group := gang.explain(state, pod)) is not None:
         answer["group"] = group
     if not pod.node and not pod.is_over:

@@ -40,6 +40,8 @@ def after_reading(state: State) -> None:
         if job is not None and uid != uid_of_group(pod) and may_live_in(pod, job):
             members[uid].append(pod)
     for uid, jobs in list(state.live_groups.items()):
+        if state.aside.of_uid(uid) is not None:
+            continue  # `holdout` keeps it
         job = _the_one(state, uid, [j for j in jobs if j.id not in state.ending])
         if job is not None:
             _compare(state, uid, job, members[uid])

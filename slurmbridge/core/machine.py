@@ -18,6 +18,7 @@ from slurmbridge.core import (
     evict,
     gang,
     grant,
+    holdout,
     lift,
     nodes,
     planned,
@@ -30,6 +31,8 @@ from slurmbridge.core import (
 )
 from slurmbridge.core import event as ev
 from slurmbridge.core.action import Action
+from slurmbridge.core.aside import Aside
+from slurmbridge.core.blame import blame
 from slurmbridge.core.mapping import hold_back, map_names
 from slurmbridge.core.settings import Settings
 from slurmbridge.core.state import Phase, State, index_jobs, is_live
@@ -50,6 +53,7 @@ class Machine:
         settings: the configuration.
         term: name of this leadership.
         moment: of the last machine of this process, so that `State.moment` goes on growing.
+        aside: what that one had set aside.
 
     Attributes:
         state: read it freely, change it only through `handle`.
@@ -57,8 +61,11 @@ class Machine:
 
     """
 
-    def __init__(self, settings: Settings, term: str, moment: int = 0) -> None:
+    def __init__(
+        self, settings: Settings, term: str, moment: int = 0, aside: Iterable[Aside] = ()
+    ) -> None:
         self.state = State(settings=settings, term=term, moment=moment)
+        self.state.aside.found = {(a.kind, a.key): a for a in aside}
         self.story: deque[str] = deque(maxlen=STORY_LENGTH)
 
     def handle(self, event: ev.Event, now: float, ahead_s: float | None = None) -> list[Action]:
@@ -79,7 +86,9 @@ class Machine:
             state.ahead_s = ahead_s
         if not isinstance(event, (ev.Ticked, ev.Polled, ev.AgentReported)):
             self.story.append(f"{now:.3f} {type(event).__name__} {getattr(event, 'uid', '')}")
-        _HANDLERS[type(event)](state, event)
+        left = holdout.without(state, event)
+        if left is not None:
+            _HANDLERS[type(left)](state, left)
         if state.audited:
             cover.after_event(state)
             planned.after_event(state)
@@ -87,6 +96,19 @@ class Machine:
                 cover.after_event(state)
         out, state.out = state.out, []
         return out
+
+    @property
+    def aside(self) -> tuple[Aside, ...]:
+        """What is set aside."""
+        return tuple(self.state.aside.found.values())
+
+    def blame(self, error: Exception) -> Aside | None:
+        """What to set aside after an exception; None: it is about no single object.
+
+        The exception may have left the state half-changed: this machine is of no use any more. A
+        new one is given `aside` and this one, and what both sides tell.
+        """
+        return blame(self.state, error)
 
     @property
     def queued_jobs(self) -> dict[int, str]:
@@ -146,6 +168,7 @@ def _on_polled(state: State, event: ev.Polled) -> None:
                 state.dirty.add(name)
     if old is not None and _groups_differ(state, old, new):
         shares.build(state)
+    holdout.hold_all(state)
     audit.after_reading(state)
     evict.run(state)
     wake.run(state)
@@ -280,6 +303,7 @@ def _map(state: State) -> None:
                 state.views.pop(kube, None)
     if state.audited and (new := {kube for kube, _ in changed if kube in state.slurm_of}):
         cover.take_in_on(state, new)
+    holdout.hold_all(state)
     shares.build(state)
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from slurmbridge.core.action import Action, Reply
 from slurmbridge.core.agents import AgentSeen
+from slurmbridge.core.aside import Asides
 from slurmbridge.core.groupcount import GroupCounts
 from slurmbridge.core.nodewatch import NodeWatch
 from slurmbridge.core.settings import Settings
@@ -41,7 +42,8 @@ class Phase(StrEnum):
     asking -> held -> bound -> ending is the good way. queued: a placeholder waits in Slurm. doubt:
     asked, no clear answer. covering: the pod has no claim in Slurm, one is being made. lost: Slurm
     has ended the claim, the pod has to go. lingering: the pod is over or gone, its processes may
-    not be. ending: the pod needs it no more (`State.ending`; never the phase of an `Entry`).
+    not be. aside: a fault of ours came up with the pod (`core.aside`). ending: the pod needs it no
+    more (`State.ending`; never the phase of an `Entry`).
     """
 
     ASKING = "asking"
@@ -52,6 +54,7 @@ class Phase(StrEnum):
     COVERING = "covering"
     LOST = "lost"
     LINGERING = "lingering"
+    ASIDE = "aside"
     ENDING = "ending"
 
 
@@ -65,8 +68,8 @@ class Entry:
 
     sure_at: when we last learnt that Slurm holds the claim. boot: start of the slurmctld that was
     asked for it, or was last seen to hold it. suspect: a reading that began later did not show it
-    running. looking: a targeted look is under way since then. missing_at: when a targeted look last
-    found no such job.
+    running (phase aside: the last reading). looking: a targeted look is under way since then.
+    missing_at: when a targeted look last found no such job.
     promised: how many askers were told to bind and have not said that they could not.
     pod_looking: a look at the pod is under way since then. asked_at: a Cover is under way since
     then. cover_since: when the first of them was asked. cover_gpus_known: the GPUs to cover are
@@ -133,6 +136,8 @@ class Entry:
         """Whether a pod (or what is left of it) uses GPUs that Slurm may give to others."""
         if self.phase is Phase.LINGERING:
             return not self.job_id
+        if self.phase is Phase.ASIDE:
+            return self.suspect
         return self.phase in (Phase.COVERING, Phase.LOST)
 
 
@@ -275,6 +280,7 @@ class State:
     waiting: Waiting = field(default_factory=Waiting)
     nodes: NodeWatch = field(default_factory=NodeWatch)
     shares: GroupCounts = field(default_factory=GroupCounts)
+    aside: Asides = field(default_factory=Asides)
     pruned_at: float = 0.0
     out: list[Action] = field(default_factory=list)
 

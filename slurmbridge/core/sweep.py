@@ -51,6 +51,8 @@ def run(state: State) -> None:
 
 
 def _look_at(state: State, uid: str) -> None:
+    if state.aside.of_uid(uid) is not None:
+        return  # `holdout` keeps it
     jobs = live_claims(state, uid)
     entry, pod = state.book.get(uid), state.pods.get(uid)
     if not jobs or (entry is not None and entry.phase in (Phase.ASKING, Phase.COVERING)):

@@ -117,6 +117,10 @@ class Conflict(PeerRejected):
     """Someone else wrote in between (HTTP 409)."""
 
 
+class CoreFault(SlurmBridgeError):
+    """The core has failed over one object, which is set aside: it is started anew without it."""
+
+
 class InvariantError(SlurmBridgeError):
     """A bug of ours. Carries the story: the last events that led here."""
 

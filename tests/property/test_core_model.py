@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from slurmbridge.core import grant
-from tests.property.soak import main, run_story
+from tests.property.soak import main, run_story, world_of
 from tests.support.core_agents import Agents
 from tests.support.core_world import AGENT_WEIGHTS, WEIGHTS, World
 
@@ -110,6 +110,17 @@ def test_a_soak_of_a_bridge_that_believes_slurm_alone_finds_gpus_with_two_owners
 def test_a_bridge_that_dies_after_every_single_action_breaks_no_promise(first):
     for seed in range(first, first + 30):
         run_story(seed, 150, World(), kills=1.0)
+
+
+def test_pods_over_which_the_core_fails_cost_the_others_nothing(monkeypatch):
+    """Every promise holds for the rest, and nothing of what is set aside is taken for free."""
+    monkeypatch.setitem(WEIGHTS, "poison", 8)
+    set_aside = 0
+    for seed in range(2001, 2041):
+        world, kills = world_of(seed)
+        story = run_story(seed, 150, world, kills).story
+        set_aside += sum("Aside(" in line for line in story)
+    assert set_aside > 20
 
 
 def test_random_stories_with_agents_break_no_promise_and_settle():

@@ -3,6 +3,7 @@
     python -m tests.support.altered run --config FILE
 
 is `python -m slurmbridge run ...` with what the environment asks for:
+`SLURMBRIDGE_TEST_FAILS`: the core fails over pods with this label, half-way through a change.
 `SLURMBRIDGE_TEST_CLOCK`: a file with the seconds by which the host's clock is wrong; it may change at
 any time. `SLURMBRIDGE_TEST_DRIVER`: `<folder of the Slurm cluster>:<node>`, for an agent whose driver is
 played (played_driver.py). `SLURMBRIDGE_TEST_WITHOUT`: name of a guard of `GUARDS` that is taken out, to show that the
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 CLOCK = "SLURMBRIDGE_TEST_CLOCK"
 DRIVER = "SLURMBRIDGE_TEST_DRIVER"
 WITHOUT = "SLURMBRIDGE_TEST_WITHOUT"
+FAILS = "SLURMBRIDGE_TEST_FAILS"
 
 
 def set_clock(path: Path) -> None:
@@ -64,6 +66,18 @@ def end_at_deletion() -> None:
     pods.see = hasty
 
 
+def fail_over(label: str) -> None:
+    """A fault of ours that comes up with some pods."""
+    see = pods.see
+
+    def failing(state, pod):
+        see(state, pod)
+        if label in pod.labels:
+            raise RuntimeError(f"a fault over {pod.ref}")
+
+    pods.see = failing
+
+
 GUARDS: dict[str, Callable[[], None]] = {
     "own-book": trust_slurm_alone,
     "grace-period": end_at_deletion,
@@ -74,6 +88,8 @@ if __name__ == "__main__":
         set_clock(Path(os.environ[CLOCK]))
     if os.environ.get(DRIVER):
         played_driver.play(*os.environ[DRIVER].split(":"))
+    if os.environ.get(FAILS):
+        fail_over(os.environ[FAILS])
     if os.environ.get(WITHOUT):
         GUARDS[os.environ[WITHOUT]]()
     sys.exit(main())

@@ -20,6 +20,7 @@ import msgspec
 from slurmbridge.core import action as act
 from slurmbridge.core import event as ev
 from slurmbridge.core import publish
+from slurmbridge.core.aside import Aside
 from slurmbridge.core.machine import Machine
 from slurmbridge.core.settings import Eviction, Settings
 from slurmbridge.pool import keys
@@ -65,6 +66,13 @@ SETTINGS = Settings(
     owner_uid=OWNER,
     eviction=Eviction(per_minute=20, share=0.5, at_least=4),
 )
+
+
+class Poison(dict[str, str]):
+    """Annotations over which our code fails: a fault of ours that one pod brings to light."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        raise ZeroDivisionError(f"poisoned at {key}")
 
 
 class BrokenPromise(AssertionError):
@@ -409,6 +417,8 @@ class World:
     pods: dict[str, ModelPod] = field(default_factory=dict)
     not_ready: set[str] = field(default_factory=set)
     twin: str = ""
+    poisoned: set[str] = field(default_factory=set)
+    aside: tuple[Aside, ...] = ()
     watch: deque[ev.Event] = field(default_factory=deque)
     actions: list[act.Action] = field(default_factory=list)
     answers: list[ev.Event] = field(default_factory=list)
@@ -654,8 +664,17 @@ class World:
             self.twin = f"{NODES[pick % 2]}.twin"
             self.watch.append(ev.NodeChanged(self._kube_node(self.twin)))
 
-    def kill_machine(self, pick: int, how: int) -> None:
+    def poison(self, pick: int, how: int) -> None:
+        """From now on the bridge fails over a pod."""
+        pods = [p for p in self.pods.values() if not p.is_gone]
+        if pods and how % 2:
+            pod = pods[pick % len(pods)]
+            self.poisoned.add(pod.record.uid)
+            self._change(pod)
+
+    def kill_machine(self, pick: int, how: int, aside: tuple[Aside, ...] = ()) -> None:
         """The bridge is lost; what it had under way is done by nobody, or unseen."""
+        self.aside = aside
         zombies, self.actions = self.actions, []
         self.answers.clear()
         self.asks.clear()
@@ -709,8 +728,9 @@ class World:
         self.asks[self.ops] = uid
         self._handle(ev.ClaimAsked(self.ops, uid, pod.namespace, pod.name, NODES[how % 2]))
         for action in [a for a in self.actions if isinstance(a, act.Allocate) and a.uid == uid]:
-            self.actions.remove(action)
-            self._carry_out(action, 0)
+            if action in self.actions:
+                self.actions.remove(action)
+                self._carry_out(action, 0)
         for binding in [b for b in self.bindings if b.uid == uid]:
             self.bindings.remove(binding)
             self._bind(binding, 0)
@@ -749,7 +769,7 @@ class World:
 
     def _start_machine(self) -> None:
         self.terms += 1
-        self.machine = Machine(self.settings(), f"t{self.terms}")
+        self.machine = Machine(self.settings(), f"t{self.terms}", aside=self.aside)
         if self.agents is not None:
             self.agents.forget()
         self.watch.clear()
@@ -793,7 +813,12 @@ class World:
     def _handle(self, event: ev.Event) -> None:
         if isinstance(event, (ev.Allocated, ev.Covered)):
             self.told.add((event.claim.job_id, event.uid, event.claim.started))
-        for action in self.machine.handle(event, self.now, self.ahead_s):
+        try:
+            actions = self.machine.handle(event, self.now, self.ahead_s)
+        except ZeroDivisionError as error:
+            self._begin_anew(error)
+            return
+        for action in actions:
             self.story.append(f"    -> {_short(action)}")
             self._watch_action(action)
             if isinstance(action, act.Reply):
@@ -801,6 +826,18 @@ class World:
             else:
                 self.actions.append(action)
                 self.issued[id(action)] = self.slurm.serial
+
+    def _begin_anew(self, error: ZeroDivisionError) -> None:
+        """The bridge has failed over a pod: it starts anew without it."""
+        found = self.machine.blame(error)
+        self._demand(found is not None, "blame", f"nobody is to blame for {error}")
+        poisoned = {uid for p in self.poisoned for uid in self._uids(self.pods[p])}
+        self._demand(found.key in poisoned, "blame", f"{found} is to blame for {error}")
+        self.story.append(f"    {found}")
+        self.kill_machine(0, len(self.story), (*self.machine.aside, found))
+
+    def _is_aside(self, pod: ModelPod) -> bool:
+        return any(self.machine.state.aside.of_uid(uid) is not None for uid in self._uids(pod))
 
     def _take_reply(self, reply: act.Reply) -> None:
         uid = self.asks.pop(reply.op, None)
@@ -811,7 +848,7 @@ class World:
         job = self.slurm.jobs.get(reply.job_id)
         node = self.machine.state.book[uid].kube_node
         gpus = set(parse_indices(reply.gpus))
-        known = self.machine.state.pods
+        known = self.machine.state.pods | self.machine.state.aside.pods
         for other in self.pods.values():
             is_known = other.record.uid in known and known[other.record.uid].node == node
             if other.record.uid != uid and is_known and other.runs(self.now):
@@ -1052,6 +1089,8 @@ class World:
         self._change(pod, annotations=kept, **fields)
 
     def _change(self, pod: ModelPod, **fields: Any) -> None:
+        if pod.record.uid in self.poisoned:
+            fields["annotations"] = Poison(fields.get("annotations", pod.record.annotations))
         pod.record = msgspec.structs.replace(pod.record, **fields)
         self.watch.append(ev.PodChanged(pod.record))
 
@@ -1141,6 +1180,10 @@ class World:
                 if known.node == name and not known.is_over and pod.runs(self.now):
                     text = f"{uid} uses {pod.uses} of {name}, free: {free}"
                     self._demand(not free & set(pod.uses), "freed_in_view", text)
+            for uid, known in state.aside.pods.items():
+                if known.node == name and not known.is_over and self.pods[uid].runs(self.now):
+                    taken = free & set(self.pods[uid].uses) if view.free_total else ()
+                    self._demand(not taken, "freed_in_view", f"{uid} is set aside and uses {taken}")
             for job in self.slurm.jobs.values():
                 is_known = (
                     job.start < state.snapshot.began and job.revived_at < state.snapshot.began
@@ -1248,11 +1291,13 @@ class World:
             if (job.holds or job.state == "PENDING") and job.uid:
                 claims.setdefault(job.uid, []).append(job)
         for uid, jobs in claims.items():
+            if state.aside.of_uid(uid) is not None:
+                continue
             needs = any(pod.runs(self.now) for pod in self._pods_of(uid))
             self._demand(needs, "leaked_claims", f"{jobs} of {uid}, whose pod needs none")
             self._demand(len(jobs) == 1, "leaked_claims", f"{uid} has several: {jobs}")
         for pod in self.pods.values():
-            if pod.runs(self.now):
+            if pod.runs(self.now) and not self._is_aside(pod):
                 mine = [j for uid in self._uids(pod) for j in claims.get(uid, [])]
                 jobs = [j for j in mine if self._covers(j, pod)]
                 ok = len(jobs) == 1
@@ -1268,7 +1313,9 @@ class World:
         self._demand(not state.ending and not state.orphans, "leaked_state", "ending, orphans")
         self._demand(not state.waiting.tickets, "leaked_state", f"{state.waiting.tickets}")
         for entry in state.book.values():
-            ok = entry.phase == "bound" and self.pods[entry.uid].runs(self.now)
+            pod = self.pods[entry.uid]
+            ok = entry.phase == "bound" and pod.runs(self.now)
+            ok = ok or (entry.phase == "aside" and self._is_aside(pod) and not pod.is_gone)
             self._demand(ok, "leaked_state", f"{entry}")
 
 
@@ -1305,6 +1352,7 @@ WEIGHTS: dict[str, int] = {
     "force_delete": 2,
     "node_silent": 2,
     "node_twin": 1,
+    "poison": 1,
     "kill_machine": 1,
     "breaker": 1,
     "step_clock": 1,
