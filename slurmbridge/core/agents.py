@@ -59,6 +59,8 @@ def on_reported(state: State, event: AgentReported) -> None:
         is_ready=old is not None and old.is_ready,
         orders=NodeOrders() if old is None or old.run != event.run else old.orders,
     )
+    if old is None or old.report.gpus != event.report.gpus:
+        state.touch(state.slurm_of.get(event.node, ""))
     _settle(state, event.node)
 
 
@@ -74,6 +76,13 @@ def tick(state: State) -> None:
     """Agents that have fallen silent take no pods any more."""
     for node in state.agents:
         _settle(state, node)
+
+
+def prune(state: State) -> None:
+    """Forget silent agents of nodes that are deleted: of those nothing has to be asked any more."""
+    for node, seen in list(state.agents.items()):
+        if node not in state.kube_nodes and not _is_fresh(state, seen):
+            del state.agents[node]
 
 
 def _settle(state: State, node: str) -> None:
@@ -107,6 +116,29 @@ def why_not(state: State, node: str) -> str:
 def takes_pods(state: State, node: str) -> bool:
     """Whether a pod may be bound to a node, as far as agents matter."""
     return not are_needed(state) or not why_not(state, node)
+
+
+def faulty(state: State, node: str) -> dict[int, str]:
+    """GPUs of a node of which its live agent says that they take no pods: index -> why."""
+    seen = state.agents.get(node)
+    if seen is None or not _is_fresh(state, seen):
+        return {}
+    return {gpu.index: gpu.fault for gpu in seen.report.gpus if gpu.fault}
+
+
+def exposed(state: State, node: str) -> str:
+    """Which faulty GPU Slurm might give to the next claim on a node, and why it is; "" for none.
+
+    Slurm chooses the GPUs of a claim, so while a faulty one is not somebody's, the node is closed.
+    """
+    if state.settings.policy.granularity is not Granularity.GPU:
+        return ""
+    ledger = state.ledgers.get(state.slurm_of.get(node, ""))
+    for index, why in faulty(state, node).items():
+        is_told = ledger is not None and ledger.numbered and index < len(ledger.gpus)
+        if ledger is None or not is_told or ledger.gpus[index].state is GpuState.FREE:
+            return f"GPU {index} takes no pods ({why}), and Slurm may give it to the next one"
+    return ""
 
 
 def _is_fresh(state: State, seen: AgentSeen) -> bool:
@@ -242,7 +274,8 @@ def count(state: State) -> Counter[str]:
         elif not _is_fresh(state, seen):
             found["silent"] += 1
         else:
-            found["closed" if why_not(state, node) else "ready"] += 1
+            is_closed = why_not(state, node) or exposed(state, node)
+            found["closed" if is_closed else "ready"] += 1
     return found
 
 
@@ -261,9 +294,10 @@ def about(state: State, node: str) -> dict[str, object] | None:
     seen = state.agents.get(node)
     if seen is None:
         return None
+    why = why_not(state, node) or exposed(state, node)
     return {
-        "ready": not why_not(state, node),
-        "why": why_not(state, node),
+        "ready": not why,
+        "why": why,
         "ageSeconds": round(max(0.0, state.now - seen.fresh_at), 1),
         "registered": seen.report.registered,
         "whole": seen.report.is_whole,

@@ -149,7 +149,8 @@ def _blocked(state: State, kube_node: str) -> str:
     view = state.views.get(kube_node)
     if view is None:
         return "not a node of the pool"
-    return view.blocked or ("" if view.agent else agents.why_not(state, kube_node))
+    faulty = agents.exposed(state, kube_node)
+    return faulty or view.blocked or ("" if view.agent else agents.why_not(state, kube_node))
 
 
 def explain(state: State, namespace: str, name: str) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurmbridge.core import answer, cover, publish, release, settle
+from slurmbridge.core import agents, answer, cover, publish, release, settle
 from slurmbridge.core.action import Allocate, LookPod, PollNow, Queue
 from slurmbridge.core.event import (
     Allocated,
@@ -19,7 +19,7 @@ from slurmbridge.core.state import Entry, Phase, State, asked_gpus
 from slurmbridge.pool.claim import Ask
 from slurmbridge.pool.policy import Refusal, resolve
 from slurmbridge.pool.reason import ABOUT, Reason
-from slurmbridge.pool.record import PodRecord
+from slurmbridge.pool.record import GpuUse, PodRecord
 from slurmbridge.pool.verdict import judge_one
 
 
@@ -127,6 +127,9 @@ def _again(state: State, event: ClaimAsked, entry: Entry) -> None:
         answer.no(state, event.op, "claimed_elsewhere", f"its claim is on {entry.kube_node}")
     elif entry.phase is Phase.ASKING:
         entry.waiters.append(event.op)
+    elif entry.phase is Phase.HELD and _has_faulty(state, entry, entry.gpus):
+        release.end_entry(state, entry, "a GPU of it is faulty")
+        answer.later(state, event.op, Reason.GPU_FAULT.text)
     elif _may_promise(state, entry):
         if entry.phase is Phase.HELD:
             entry.since = state.now
@@ -135,6 +138,11 @@ def _again(state: State, event: ClaimAsked, entry: Entry) -> None:
         answer.no(state, event.op, "ending", f"the pod's last claim is {entry.phase}")
     else:
         answer.later(state, event.op, f"the pod's claim is {entry.phase}, and not certain now")
+
+
+def _has_faulty(state: State, entry: Entry, gpus: GpuUse) -> bool:
+    """Whether Slurm chose a GPU of which the node's agent says that it takes no pods."""
+    return bool(set(gpus.indices or ()) & agents.faulty(state, entry.kube_node).keys())
 
 
 def _may_promise(state: State, entry: Entry) -> bool:
@@ -185,6 +193,11 @@ def on_allocated(state: State, event: Allocated) -> None:
         answer.all_no(state, entry, "gpu_busy", "Slurm gave GPUs that another pod may still use")
         state.drop(entry)
         release.end_claim(state, claim, "another pod may still use its GPUs")
+        return
+    if _has_faulty(state, entry, claim.gpus):
+        answer.all_no(state, entry, Reason.GPU_FAULT, Reason.GPU_FAULT.text)
+        state.drop(entry)
+        release.end_claim(state, claim, "a GPU of it is faulty")
         return
     settle.take(state, entry, claim)
 

@@ -244,7 +244,8 @@ def _on_node_changed(state: State, event: ev.NodeChanged) -> None:
         state.labels_changed += 1
     if old is None or _matters(old) != _matters(event.node):
         state.waiting.grew = state.nodes.is_due = True
-        _map(state)
+        if old is None or (old.labels, old.gpus) != (event.node.labels, event.node.gpus):
+            _map(state)
         state.touch(state.slurm_of.get(event.node.name, ""))
         if event.node.ready and (old is None or not old.ready):
             release.on_node_back(state, event.node.name)

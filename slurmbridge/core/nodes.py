@@ -34,6 +34,8 @@ from slurmbridge.pool.record import KubeNode
 LOOK_S: Final = 1.0
 AGAIN_S: Final = 10.0
 """What was asked for and is not seen in Slurm is asked for again after this."""
+MOST_AGAIN_S: Final = 600.0
+"""Each time twice as long, up to this: an order that Slurm refuses must not use up the budget."""
 TELL_AGAIN_S: Final = 300.0
 SETTLED_S: Final = 3.0
 """A state in Slurm is shown once it has held for so long: jobs come and go in less."""
@@ -96,6 +98,8 @@ def _drain_and_resume(state: State, pairs: list[Pair]) -> None:
             ours.append(pair.slurm.name)
         if quiet_s and (is_ours or may_drain(pair.slurm)) and not pair.kube.unschedulable:
             silent.append(pair)
+        if not (may_drain(pair.slurm) if why else is_ours):
+            watch.tries.pop(pair.slurm.name, None)
         if why:
             watch.well.pop(pair.slurm.name, None)
             if may_drain(pair.slurm):
@@ -109,7 +113,7 @@ def _drain_and_resume(state: State, pairs: list[Pair]) -> None:
     for pair, why in wanted:
         if (why == NOT_READY and too_many) or len(watch.minute) >= sync.per_minute:
             held.append(pair.slurm.name)
-        elif not _was_asked(state, pair.slurm.name):
+        elif not _was_asked(state, pair.slurm.name, is_drain=True):
             _drain(state, pair, why)
     watch.held, watch.ours = tuple(held), tuple(ours)
 
@@ -134,21 +138,22 @@ def _silent_s(state: State, kube: KubeNode) -> float:
     return max(0.001, state.now - since)
 
 
-def _was_asked(state: State, slurm_node: str) -> bool:
+def _was_asked(state: State, slurm_node: str, *, is_drain: bool) -> bool:
     """Whether the last order may not be in the reading yet."""
     at = state.nodes.asked.get(slurm_node)
     if at is None or state.snapshot is None:
         return False
-    return state.snapshot.began <= at or state.now - at < AGAIN_S
+    was_drain, tries = state.nodes.tries.get(slurm_node, (is_drain, 1))
+    again_s = AGAIN_S * 2.0 ** min(tries - 1, 20) if was_drain is is_drain else AGAIN_S
+    return state.snapshot.began <= at or state.now - at < min(again_s, MOST_AGAIN_S)
 
 
 def _drain(state: State, pair: Pair, why: str) -> None:
     watch, name = state.nodes, pair.slurm.name
-    watch.asked[name] = state.now
+    is_first = _ask(state, name, is_drain=True)
     watch.minute.append(state.now)
     past = [at for at in watch.drains.get(name, ()) if state.now - at < FLAP_S]
-    # An order that was not carried out is no second drain.
-    if not past or state.now - past[-1] > 2 * AGAIN_S:
+    if is_first:  # an order that was not carried out is no second drain
         past.append(state.now)
     watch.drains[name] = past
     reason = write_reason(state.settings.policy.cluster, pair.kube.name, why)
@@ -156,13 +161,34 @@ def _drain(state: State, pair: Pair, why: str) -> None:
     _tell(state, pair.kube, "SlurmDrained", f"Slurm node {name} is being drained: {why}")
 
 
+def _ask(state: State, slurm_node: str, *, is_drain: bool) -> bool:
+    """Note what is asked for; whether for the first time since it last came true."""
+    watch = state.nodes
+    watch.asked[slurm_node] = state.now
+    was_drain, tries = watch.tries.get(slurm_node, (is_drain, 0))
+    tries = tries + 1 if was_drain is is_drain else 1
+    watch.tries[slurm_node] = is_drain, tries
+    return tries == 1
+
+
+def prune(state: State) -> None:
+    """Forget what nobody asks about any more: nodes that are deleted, orders of long ago."""
+    watch, kube, long_ago = state.nodes, state.kube_nodes, state.now - FLAP_S
+    watch.silent = {n: at for n, at in watch.silent.items() if n in kube}
+    watch.seen = {n: seen for n, seen in watch.seen.items() if n in kube}
+    watch.shown = {n: shown for n, shown in watch.shown.items() if n in kube}
+    watch.asked = {n: at for n, at in watch.asked.items() if at > long_ago}
+    watch.tries = {n: tries for n, tries in watch.tries.items() if n in watch.asked}
+    watch.drains = {n: ats for n, ats in watch.drains.items() if any(at > long_ago for at in ats)}
+
+
 def _resume(state: State, pair: Pair) -> None:
     watch, name = state.nodes, pair.slurm.name
     since = watch.well.setdefault(name, state.now)
     wait = patience_s(state.settings.node_sync, watch.drains.get(name, ()), state.now)
-    if state.now - since < wait or _was_asked(state, name):
+    if state.now - since < wait or _was_asked(state, name, is_drain=False):
         return
-    watch.asked[name] = state.now
+    _ask(state, name, is_drain=False)
     state.out.append(ResumeNode(name, state.settings.policy.cluster))
     _tell(state, pair.kube, "SlurmResumed", f"Slurm node {name}: our drain is being taken back")
 

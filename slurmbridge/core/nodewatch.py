@@ -41,10 +41,11 @@ class NodeWatch:
     """What a leader remembers of nodes; all of it may be lost.
 
     read_at: beginning of the reading that was looked at last. is_due: a node of Kubernetes has
-    changed since. asked: when a drain or its end was last asked for, by Slurm node. well: since
-    when a node that we have drained gives no more cause for it. drains: when we drained it, lately.
-    silent: since when a Kubernetes node is not Ready, inf while it is. seen: what is to be shown,
-    since when. shown: what was written last. held: drains that the budget holds back now.
+    changed since. asked: when a drain or its end was last asked for, by Slurm node; tries: whether
+    it was the drain, and how often since it last came true. well: since when a node that we have
+    drained gives no more cause for it. drains: when we drained it, lately. silent: since when a
+    Kubernetes node is not Ready, inf while it is. seen: what is to be shown, since when. shown:
+    what was written last. held: drains that the budget holds back now.
     """
 
     looked_at: float = 0.0
@@ -52,6 +53,7 @@ class NodeWatch:
     is_due: bool = True
     minute: list[float] = field(default_factory=list)
     asked: dict[str, float] = field(default_factory=dict)
+    tries: dict[str, tuple[bool, int]] = field(default_factory=dict)
     well: dict[str, float] = field(default_factory=dict)
     drains: dict[str, list[float]] = field(default_factory=dict)
     silent: dict[str, float] = field(default_factory=dict)

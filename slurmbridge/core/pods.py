@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurmbridge.core import gang, grant, planned, release, settle, sweep
+from slurmbridge.core import agents, gang, grant, nodes, planned, release, settle, sweep
 from slurmbridge.core.action import LookPod
 from slurmbridge.core.event import PodGone, PodLooked
 from slurmbridge.core.state import Gone, Missed, Phase, State
@@ -168,3 +168,6 @@ def prune(state: State) -> None:
     state.gone = {u: g for u, g in state.gone.items() if g.at > limit}
     state.deleted = {n: t for n, t in state.deleted.items() if n not in state.kube_nodes}
     state.told = {k: t for k, t in state.told.items() if t > limit}
+    agents.prune(state)
+    nodes.prune(state)
+    state.annotated = {n: v for n, v in state.annotated.items() if n in state.kube_nodes}

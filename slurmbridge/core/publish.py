@@ -58,6 +58,8 @@ def _view_of(state: State, kube_name: str, slurm_node: str, node: SlurmNode | No
     if not blocked and _offered(state, kube_node) > node.gpu_total:
         # Which of them Slurm knows cannot be told, so a pod might get one that it does not.
         blocked = Reason.GPU_COUNT
+    if not blocked and agents.exposed(state, kube_name):
+        blocked = Reason.GPU_FAULT
     total, free = _agree(state, node, kube_node, ledger)
     room = shares.room(state, slurm_node)
     if room is not None:

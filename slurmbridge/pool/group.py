@@ -12,6 +12,7 @@ that made the pods (`SizeFrom`), never from counting the pods that have come so 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -40,9 +41,6 @@ KUBEFLOW_NAME: Final = "training.kubeflow.org/job-name"
 KUBEFLOW_TYPE: Final = "training.kubeflow.org/replica-type"
 KUBEFLOW_INDEX: Final = "training.kubeflow.org/replica-index"
 COMPLETION_INDEX: Final = "batch.kubernetes.io/job-completion-index"
-
-NOTES: Final = frozenset({LWS_SIZE, COMPLETION_INDEX})
-"""Annotations that are read here besides our own."""
 
 _FIRST_ROLES: Final = ("launcher", "master", "chief", "ps")
 
@@ -210,9 +208,15 @@ _KUBEFLOW: Final = {
 }
 
 
+_OBJECT_RE: Final = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?", re.ASCII)
+_VERSION_RE: Final = re.compile(r"kubeflow\.org/v[0-9a-z]{1,16}", re.ASCII)
+
+
 def _of_owner(namespace: str, owner: RawOwner | None) -> SizeFrom | None:
     if owner is None or owner.kind not in _KUBEFLOW:
         return None
+    if not _OBJECT_RE.fullmatch(owner.name) or not _VERSION_RE.fullmatch(owner.api_version):
+        return None  # whoever makes a pod writes its owner references, and this becomes a path
     path = f"apis/{owner.api_version}/namespaces/{namespace}/{_KUBEFLOW[owner.kind]}/{owner.name}"
     return SizeFrom((path,))
 

@@ -39,6 +39,7 @@ class Reason(StrEnum):
     BLIND = "blind"
     SLURM_SILENT = "slurm_silent"
     GPU_COUNT = "gpu_count"
+    GPU_FAULT = "gpu_fault"
 
     @property
     def text(self) -> str:
@@ -80,6 +81,7 @@ ABOUT: Final[Mapping[Reason, About]] = {
     Reason.BLIND: About("slurmbridge: state of the pool is not known, trying again"),
     Reason.SLURM_SILENT: About("slurmbridge: Slurm does not answer"),
     Reason.GPU_COUNT: About("slurmbridge: node has more GPUs in Kubernetes than in Slurm"),
+    Reason.GPU_FAULT: About("slurmbridge: a free GPU of the node is faulty"),
 }
 
 PASSES: Final = 0
@@ -97,6 +99,7 @@ _BLOCKED: Final[Mapping[str, Reason]] = {
     Reason.CEILING: Reason.CEILING,
     Reason.NO_AGENT: Reason.NO_AGENT,
     Reason.GPU_COUNT: Reason.GPU_COUNT,
+    Reason.GPU_FAULT: Reason.GPU_FAULT,
 }
 
 

@@ -58,7 +58,6 @@ __all__ = [
     "score",
 ]
 
-_SLURM_STATE: Final = CODES[Reason.SLURM_STATE]
 _ELSEWHERE: Final = CODES[Reason.CLAIMED_ELSEWHERE]
 
 

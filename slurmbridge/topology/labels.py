@@ -17,7 +17,6 @@ from slurmbridge.pool.hostlist import natural
 from slurmbridge.topology.source import Places, Reading, sample
 
 ZONE_KEY = "topology.kubernetes.io/zone"
-REGION_KEY = "topology.kubernetes.io/region"
 TOPOGRAPH_TIER = "fabric.topograph.run/tier-"
 TOPOGRAPH_DOMAIN = "accelerator.topograph.run/domain"
 TOPOGRAPH_SUB_DOMAIN = "accelerator.topograph.run/sub-domain"

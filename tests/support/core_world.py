@@ -881,7 +881,7 @@ class World:
                 needed = pod.runs(self.now) and self._covers(job, pod)
                 if pod.record.group is not None and job.uid != pod.record.uid:
                     # A later gang of the name may have been given what an earlier one still uses.
-                    said = pod.record.annotations.get(keys.CLAIM, "")
+                    said = dict(pod.record.annotations).get(keys.CLAIM, "")
                     needed = needed and said == f"{job.id}/{pod.record.uid}"
                 others = [
                     j for j in self.slurm.jobs.values() if j.id != job.id and self._covers(j, pod)

@@ -7,11 +7,12 @@ import pytest
 from slurmbridge.core import action as act
 from slurmbridge.core import agents, explain
 from slurmbridge.core import event as ev
-from slurmbridge.pool.noderecord import NodeFinding, NodePod, NodeReport
+from slurmbridge.pool.noderecord import NodeFinding, NodeGpu, NodePod, NodeReport
 from slurmbridge.pool.policy import Granularity
 from tests.support.builders import (
     Story,
     make_claim_job,
+    make_job,
     make_kube_node,
     make_node,
     make_pod,
@@ -452,3 +453,78 @@ def test_what_is_left_of_a_pod_that_is_over_is_charged_once_its_node_is_known(st
     assert story.free("n1") == 0
     story.hear("n1")
     assert story.free("n1") == 8
+
+
+# Faulty GPUs: Slurm chooses, so a node is closed while it might choose one.
+
+
+def gpus(*faulty):
+    return tuple(
+        NodeGpu(i, f"u{i}", i, fault="quarantine" if i in faulty else "") for i in range(8)
+    )
+
+
+def test_a_node_with_a_free_faulty_gpu_takes_no_pods_and_says_which(pod):
+    story = AgentStory("n1").start(pod)
+    story.hear(gpus=gpus(3))
+    assert story.machine.view().nodes["n1"].blocked == "gpu_fault"
+    assert only(story.ask(pod, "n1"), act.Reply).reason == "gpu_fault"
+    told = explain.who(story.machine.state, "n1")
+    assert told["blocked"].startswith("GPU 3 takes no pods (quarantine)")
+    assert told["agent"]["why"] == told["blocked"]
+    assert explain.status(story.machine.state)["agents"]["closed"] == 1
+    story.hear(gpus=gpus())
+    assert only(story.ask(pod, "n1"), act.Allocate)
+
+
+def test_a_faulty_gpu_that_somebody_has_closes_no_node_until_it_is_free(pod):
+    story = AgentStory("n1").start(pod)
+    story.slurm(make_job(7).on("n1", "3"))
+    story.nodes["n1"].used("3")
+    story.poll()
+    story.hear(gpus=gpus(3))
+    assert not story.machine.view().nodes["n1"].blocked
+    story.slurm(without=(7,)).nodes["n1"].used("")
+    story.now += 1
+    story.poll()
+    story.hear(gpus=gpus(3))
+    assert story.machine.view().nodes["n1"].blocked == "gpu_fault"
+
+
+def test_a_claim_that_got_a_faulty_gpu_all_the_same_is_given_back(pod):
+    story = AgentStory("n1").start(pod)
+    story.hear(gpus=gpus())
+    story.ask(pod, "n1")
+    story.hear(gpus=gpus(1))
+    done = story.grant(pod, 10, "n1", "0-1")
+    assert only(done, act.Reply).reason == "gpu_fault"
+    assert only(done, act.End).job_id == 10
+
+
+def test_a_held_claim_whose_gpu_becomes_faulty_is_not_bound(pod):
+    story = AgentStory("n1").start(pod)
+    story.hear(gpus=gpus())
+    story.ask(pod, "n1")
+    story.grant(pod, 10, "n1", "0-1")
+    story.hear(gpus=gpus(1))
+    done = story.ask(pod, "n1")
+    assert only(done, act.Reply).unavailable
+    assert only(done, act.End).job_id == 10
+
+
+def test_a_claim_on_good_gpus_is_bound_though_its_node_takes_no_new_ones(pod):
+    story = AgentStory("n1").start(pod)
+    story.hear(gpus=gpus())
+    story.ask(pod, "n1")
+    story.grant(pod, 10, "n1", "0-1")
+    story.hear(gpus=gpus(5))
+    assert only(story.ask(pod, "n1"), act.Reply).job_id == 10
+
+
+def test_a_silent_agent_of_a_deleted_node_is_forgotten_and_a_live_one_is_not(story):
+    story.hear("n2")
+    story.handle(ev.NodeGone(plain(story.kube_nodes["n1"])))
+    story.tick()
+    assert "n1" in story.machine.state.agents
+    story.pass_time(70)
+    assert set(story.machine.state.agents) == {"n2"}, "its node is there: what it said still counts"

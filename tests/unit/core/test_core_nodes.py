@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from slurmbridge.core import action as act
@@ -22,6 +24,7 @@ from tests.support.builders import (
     make_settings,
     none,
     only,
+    plain,
 )
 
 OURS = f"slurmbridge: cluster {CLUSTER}: node n1 is cordoned [root@2026-11-30T18:31:08]"
@@ -465,3 +468,29 @@ def test_status_names_the_nodes_that_we_have_drained(pool):
     kube(pool, "n1", unschedulable=True)
     pool.pass_time(3)
     assert status(pool.machine.state)["nodeSync"] == {"drained": ["n1"], "held": []}
+
+
+def test_a_drain_that_slurm_does_not_carry_out_is_asked_for_less_and_less_often():
+    told = story()
+    told.start().forget()
+    kube(told, "n1", unschedulable=True)
+    asked = [told.now for _ in range(4000) if orders(told.pass_time(1))]
+    pauses = [round(later - sooner) for sooner, later in itertools.pairwise(asked)]
+    assert pauses[:4] == [10, 20, 40, 80]
+    assert max(pauses) == 600
+    drained(told, reason=OURS)
+    kube(told, "n1", unschedulable=False)
+    assert orders(told.pass_time(13)) == ["-n1"], "many tries are one drain: no patience is needed"
+
+
+def test_what_is_remembered_of_deleted_nodes_is_forgotten():
+    told = story()
+    told.start()
+    kube(told, "n1", ready=False)
+    told.pass_time(20)
+    state = told.machine.state
+    assert state.nodes.silent
+    told.handle(ev.NodeGone(plain(told.kube_nodes["n1"])))
+    told.pass_time(70)
+    assert not state.nodes.silent.keys() & {"n1"}
+    assert not state.nodes.shown.keys() & {"n1"}

@@ -178,3 +178,19 @@ def test_an_object_tells_when_it_was_made():
 def test_the_built_in_group_is_looked_for_in_the_versions_of_both_releases():
     group = group_of(pod(spec={"schedulingGroup": {"podGroupName": "pg"}}))
     assert [p.split("/")[2] for p in group.size_from.paths] == ["v1beta1", "v1alpha2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        ("../../pods/x", "kubeflow.org/v1"),
+        ("x?a=b", "kubeflow.org/v1"),
+        ("x", "../v1"),
+        ("x", "v1"),
+    ],
+)
+def test_an_owner_that_nobody_could_have_made_leads_to_no_path(name, version):
+    owner = TORCH | {"name": name, "apiVersion": version}
+    found = group_of(pod({"training.kubeflow.org/job-name": "t"}, owner=owner))
+    assert found.size_from is None
+    assert "size of the group is not known" in found.fault
