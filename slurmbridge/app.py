@@ -37,7 +37,7 @@ from slurmbridge.kube.reflector import Added, Change, Deleted, Listed, Modified,
 from slurmbridge.kube.session import KubeSession
 from slurmbridge.link.freshness import make_term
 from slurmbridge.link.message import ClaimAsk, ClaimGrant, NodeSaid, ReleaseAsk
-from slurmbridge.link.node_server import NodeService
+from slurmbridge.link.node_server import NODES, NodeService
 from slurmbridge.link.server import LinkServer
 from slurmbridge.link.tls import Tls
 from slurmbridge.log import get_logger
@@ -136,6 +136,7 @@ class Bridge:
             leads=lambda: self._link.follows if self._link is not None else None,
             moment=lambda: self._moment,
             has_tls=tls is not None,
+            organisation=NODES if config.link.node_ca else "",
         )
         self._link = LinkServer(
             config.link.listen,

@@ -7,6 +7,7 @@ only for itself: with TLS one name of the client's certificate must be that of t
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any, Final, Protocol
 
@@ -32,7 +33,11 @@ MOST_ACKED: Final = 64
 """Acknowledgements that an agent may still name; it names the newest that it has."""
 CERTIFICATE_NAMES: Final = ("{node}", "system:node:{node}", "{node}.nodes.slurmbridge")
 """Names of which an agent's certificate must have one; {node} is the Kubernetes node name."""
+NODES: Final = "system:nodes"
+"""Organisation in the subject of a kubelet's client certificate (Kubernetes' node authorizer)."""
 _NAME_KEYS: Final = ("x509_subject_alternative_name", "x509_common_name")
+
+_COMMA_RE: Final = re.compile(r"(?<!\\),")
 
 _reports: Final = msgspec.msgpack.Decoder(NodeReport)
 
@@ -60,6 +65,8 @@ class NodeService:
         moment: a number that grows with each thing that the bridge learns; > 0.
         has_tls: whether the port asks for client certificates; without, the name is believed.
         names: forms of certificate names.
+        organisation: what the subject of a certificate must name as its O; "": anything. TLS does
+            not tell which of several authorities has signed, and Kubernetes' signs for users too.
         limit: most agents at once.
 
     """
@@ -74,6 +81,7 @@ class NodeService:
         moment: Callable[[], int],
         has_tls: bool,
         names: tuple[str, ...] = CERTIFICATE_NAMES,
+        organisation: str = "",
         limit: int = 8192,
     ) -> None:
         self._on_report = on_report
@@ -83,6 +91,7 @@ class NodeService:
         self._moment = moment
         self._has_tls = has_tls
         self._names = names
+        self._organisation = organisation
         self._limit = limit
         self._streams: dict[str, object] = {}
 
@@ -167,6 +176,11 @@ class NodeService:
                 _log.warning("agent refused", node=message.node, names=names[:8])
                 text = f"no name of the certificate is that of node {message.node}"
                 await abort(context, Fault(faults.FORBIDDEN, text=text))
+            subjects = [s.decode(errors="replace") for s in auth.get("x509_subject", ())]
+            if not is_of(self._organisation, subjects):
+                _log.warning("agent refused", node=message.node, subjects=subjects[:8])
+                text = f"the certificate is not of organisation {self._organisation}"
+                await abort(context, Fault(faults.FORBIDDEN, text=text))
         if message.node not in self._streams and len(self._streams) >= self._limit:
             await abort(context, Fault(faults.OVERLOADED, text="too many agents"))
 
@@ -190,3 +204,9 @@ def speaks_for(node: str, names: Iterable[str], forms: Iterable[str]) -> bool:
     """Whether one of a certificate's names is that of the node, in one of the forms."""
     wanted = {form.replace("{node}", node) for form in forms}
     return any(name in wanted for name in names)
+
+
+def is_of(organisation: str, subjects: Iterable[str]) -> bool:
+    """Whether a certificate's subject (RFC 2253: a comma within a value is escaped) names an O."""
+    parts = {part for subject in subjects for part in _COMMA_RE.split(subject)}
+    return not organisation or f"O={organisation}" in parts

@@ -1302,10 +1302,11 @@ class World:
                 jobs = [j for j in mine if self._covers(j, pod)]
                 ok = len(jobs) == 1
                 self._demand(ok, "uncovered", f"{pod.record.uid} runs, claims: {jobs}")
-                written = pod.record.annotations.get(keys.CLAIM)
+                notes = dict(pod.record.annotations)
+                written = notes.get(keys.CLAIM)
                 self._demand(
                     written == f"{jobs[0].id}/{pod.record.uid}"
-                    and pod.record.annotations.get(keys.GPUS) == format_indices(pod.uses),
+                    and notes.get(keys.GPUS) == format_indices(pod.uses),
                     "annotations",
                     f"{pod.record.uid} says {written}, not {jobs[0].id}",
                 )

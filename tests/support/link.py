@@ -134,14 +134,15 @@ class Certificates:
             "-days", "2", "-subj", f"/CN={name}", "-keyout", self._key, "-out", self.ca,
         )  # fmt: skip
 
-    def issue(self, name, *alternative, into=None):
+    def issue(self, name, *alternative, into=None, organisation=""):
         """Files of a certificate for a common name and alternative names (`DNS:x`, `IP:x`)."""
+        subject = f"/CN={name}" + (f"/O={organisation}" if organisation else "")
         into = into or self.folder / name
         into.mkdir(exist_ok=True)
         request, names = into / "request.csr", into / "names.ext"
         self._openssl(
             "req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes",
-            "-subj", f"/CN={name}", "-keyout", into / "tls.key", "-out", request,
+            "-subj", subject, "-keyout", into / "tls.key", "-out", request,
         )  # fmt: skip
         names.write_text(f"subjectAltName={','.join(alternative)}\n" if alternative else "")
         self._openssl(

@@ -10,7 +10,7 @@ from slurmbridge.clock import SystemClock
 from slurmbridge.link.client import LinkClient
 from slurmbridge.link.message import ClaimGrant
 from slurmbridge.link.node_client import NodeClient
-from slurmbridge.link.node_server import NodeService, speaks_for
+from slurmbridge.link.node_server import NODES, NodeService, is_of, speaks_for
 from slurmbridge.link.server import LinkServer
 from slurmbridge.pool.errors import PeerError
 from slurmbridge.pool.noderecord import GpuOwner, NodeGpu, NodeOrders, NodePod, NodeReport
@@ -29,7 +29,7 @@ REPORT = NodeReport(
 class Bridge:
     """A link server with a node service that notes what it is told."""
 
-    def __init__(self, tls=None, clients=()):
+    def __init__(self, tls=None, clients=(), organisation=""):
         self.said = []
         self.lost = []
         self.moment = 1
@@ -41,6 +41,7 @@ class Bridge:
             leads=lambda: self.server.follows,
             moment=lambda: self.moment,
             has_tls=tls is not None,
+            organisation=organisation,
         )
         self.server = LinkServer(
             "127.0.0.1:0",
@@ -166,8 +167,20 @@ async def test_a_kubelets_certificate_reports_for_its_node_and_asks_for_no_claim
     files = msgspec.structs.replace(
         ours.issue("bridge", "IP:127.0.0.1", "DNS:bridge"), also_ca=str(kubernetes.ca)
     )
-    bridge = await Bridge(files, clients=("slurmbridge-extender.*",)).start()
-    kubelet = msgspec.structs.replace(kubernetes.issue("system:node:kube-1"), ca=str(ours.ca))
+    bridge = await Bridge(files, clients=("slurmbridge-extender.*",), organisation=NODES).start()
+    user = kubernetes.issue("system:node:kube-1", into=tmp_path / "user")
+    refused, _ = agent(
+        [bridge.server.address],
+        tls=msgspec.structs.replace(user, ca=str(ours.ca)),
+        server_name="bridge",
+    )
+    trying = asyncio.create_task(refused.run())
+    refused.tell(REPORT, CLOCK.monotonic(), refused.acked, now=True)
+    await asyncio.sleep(1.5)
+    assert bridge.said == [], "Kubernetes' authority signs for users as well"
+    trying.cancel()
+    issued = kubernetes.issue("system:node:kube-1", organisation=NODES)
+    kubelet = msgspec.structs.replace(issued, ca=str(ours.ca))
     client, _ = agent([bridge.server.address], tls=kubelet, server_name="bridge")
     task = asyncio.create_task(client.run())
     client.tell(REPORT, CLOCK.monotonic(), client.acked, now=True)
@@ -201,3 +214,20 @@ def test_names_of_certificates_are_compared_as_a_whole():
     forms = ("{node}", "system:node:{node}")
     assert speaks_for("a", ["x", "system:node:a"], forms)
     assert not speaks_for("a", ["system:node:ab", "a.evil"], forms)
+
+
+@pytest.mark.parametrize(
+    ("subjects", "is_so"),
+    [
+        (["CN=system:node:a,O=system:nodes"], True),
+        (["O=system:nodes,CN=system:node:a"], True),
+        (["CN=system:node:a"], False),
+        (["CN=system:node:a,OU=system:nodes"], False),
+        (["CN=system:node:a\\,O=system:nodes"], False),
+        (["CN=a,O=system:nodes:not"], False),
+        ([], False),
+    ],
+)
+def test_an_organisation_counts_only_as_a_part_of_its_own(subjects, is_so):
+    assert is_of(NODES, subjects) is is_so
+    assert is_of("", subjects)
