@@ -65,13 +65,10 @@ def _is_held(state: State, pod: PodRecord) -> bool:
 
 
 def _listed(state: State, pods: tuple[PodRecord, ...]) -> tuple[PodRecord, ...]:
-    held = {pod.uid for pod in pods if state.aside.of_pod(pod) is not None}
+    held = {pod.uid for pod in pods if _is_held(state, pod)}
     for pod in list(state.aside.pods.values()):
         if pod.uid not in held:
             _let_go(state, pod, may_run=True)
-    for pod in pods:
-        if pod.uid in held:
-            _hold(state, pod)
     for aside in list(state.aside.found.values()):
         _forget_if_gone(state, aside)
     return tuple(pod for pod in pods if pod.uid not in held)

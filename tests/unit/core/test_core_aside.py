@@ -170,6 +170,22 @@ def test_a_gang_is_set_aside_as_a_whole_with_the_claim_that_it_shares():
     assert {e.job_id for e in story.pass_time(60) if isinstance(e, act.End)} == {10}
 
 
+def test_members_that_replace_all_others_unseen_are_of_the_same_gang():
+    group = Group("own", "default", "g", size=2)
+    first, second = (
+        [make_pod(f"{name}{i}").but(group=group) for i in range(2)] for name in ("old", "new")
+    )
+    story = FaultyStory("n1").start(poisoned(first[0].on("n1")), first[1])
+    assert [kind for kind, _ in story.aside] == ["gang"]
+    story.handle(ev.PodsListed(tuple(plain(pod) for pod in second)))
+    assert [kind for kind, _ in story.aside] == ["gang"]
+    for pod in second:
+        story.gone(pod)
+    story.pass_time(60)
+    assert story.aside == []
+    assert not story.machine.state.book
+
+
 def test_what_fails_again_when_the_pod_is_gone_keeps_its_claim_until_a_person_looks(
     story, pod, monkeypatch
 ):
