@@ -1294,6 +1294,9 @@ class World:
             if state.aside.of_uid(uid) is not None:
                 continue
             needs = any(pod.runs(self.now) for pod in self._pods_of(uid))
+            # It may be kept for fear of what a pod that is set aside uses beside it.
+            nodes = {node for job in jobs for node in job.held}
+            needs |= any(self._is_aside(p) and p.node in nodes for p in self.pods.values())
             self._demand(needs, "leaked_claims", f"{jobs} of {uid}, whose pod needs none")
             self._demand(len(jobs) == 1, "leaked_claims", f"{uid} has several: {jobs}")
         for pod in self.pods.values():
