@@ -76,14 +76,16 @@ def _listed(state: State, pods: tuple[PodRecord, ...]) -> tuple[PodRecord, ...]:
 
 def _hold(state: State, pod: PodRecord) -> None:
     """Charge a pod with its GPUs, as well as can be without looking into it."""
-    aside, slurm_node = state.aside.of_pod(pod), state.slurm_of.get(pod.node, "")
+    aside, entry = state.aside.of_pod(pod), state.book.get(pod.uid)
+    slurm_node = state.slurm_of.get(pod.node, "")
+    if not slurm_node and entry is not None and entry.kube_node == pod.node:
+        slurm_node = entry.slurm_node  # as long as nobody says which node that is
     state.aside.pods[pod.uid] = pod
     if aside is not None and state.once("aside", pod.uid, TELL_AGAIN_S):
         text = f"set aside, since the bridge has failed over it: {aside.error}"
         state.out.append(Tell(pod.namespace, pod.name, pod.uid, "SetAside", text, warning=True))
     if pod.gpu is None and not pod.fault:
         return
-    entry = state.book.get(pod.uid)
     if entry is None or entry.phase is not Phase.ASIDE or entry.slurm_node != slurm_node:
         entry = Entry(pod.uid, pod.ref, pod.node, slurm_node, Phase.ASIDE, state.now)
         entry.why = "set aside"

@@ -363,7 +363,7 @@ class State:
         """By Kubernetes node: the Slurm nodes on which its pods have claims."""
         found: dict[str, set[str]] = {}
         for entry in self.book.values():
-            if entry.kube_node:
+            if entry.kube_node and entry.slurm_node:
                 found.setdefault(entry.kube_node, set()).add(entry.slurm_node)
         return found
 
