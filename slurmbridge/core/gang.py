@@ -39,7 +39,9 @@ from slurmbridge.pool.policy import Refusal, resolve
 from slurmbridge.pool.reason import Reason
 from slurmbridge.pool.record import PodRecord, SlurmJob
 
-LOOK_SIZE_S = 5.0
+LOOK_SIZE_S, LONGEST_LOOK_S = 5.0, 60.0
+MOST_LOOKS = 50
+"""Sizes of groups that are asked for in a second."""
 LOOK_AGAIN_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 EXCLUDE_S = 120.0
@@ -57,7 +59,7 @@ def join(state: State, pod: PodRecord) -> None:
     begun = any((p := state.pods.get(uid)) is not None and p.node for uid in gang.members)
     if pod.group.size_from is not None and begun and pod.uid not in gang.members:
         # A member that is replaced, or one of a second group whose object has the same name.
-        gang.size, gang.asked_at = None, float("-inf")
+        gang.size, gang.asked_at, gang.looks = None, float("-inf"), 0
     gang.members.add(pod.uid)
     state.waiting.gang_of[pod.uid] = key
     state.waiting.gangs_due.add(key)
@@ -322,8 +324,8 @@ def _is_complete(state: State, gang: GangState, members: list[PodRecord]) -> boo
         return False
     gang.size = group.size if group.size is not None else gang.size
     if gang.size is None:
-        if group.size_from is not None and state.now - gang.asked_at >= LOOK_SIZE_S:
-            gang.asked_at = state.now
+        if group.size_from is not None and _may_look(state, gang):
+            gang.asked_at, gang.looks = state.now, gang.looks + 1
             state.out.append(LookGroup(gang.key, group.size_from.paths))
         _wait(state, gang, "group: its size is not known yet")
         return False
@@ -340,6 +342,24 @@ def _is_complete(state: State, gang: GangState, members: list[PodRecord]) -> boo
     if gang.complete_at is None:
         gang.complete_at = state.now
     return True
+
+
+def _may_look(state: State, gang: GangState) -> bool:
+    """Whether the size of a group is asked for now: less and less often, so many a second in all.
+
+    Anybody can name groups whose objects there are not.
+    """
+    pause = min(LOOK_SIZE_S * 2.0 ** min(gang.looks - 1, 10), LONGEST_LOOK_S) if gang.looks else 0.0
+    if state.now - gang.asked_at < pause:
+        return False
+    since, count = state.waiting.size_looks
+    if state.now - since >= 1.0:
+        since, count = state.now, 0
+    state.waiting.size_looks = (since, min(count + 1, MOST_LOOKS))
+    if count >= MOST_LOOKS:
+        state.waiting.gangs_later.add(gang.key)
+        gang.round = state.waiting.round  # it keeps nobody from his turn
+    return count < MOST_LOOKS
 
 
 def _find_others(state: State, gang: GangState, members: list[PodRecord]) -> None:

@@ -129,7 +129,7 @@ class GangState:
     """A group that is planned as a whole.
 
     members: UIDs of its pods behind our gate, and of those that were. size: None: not known yet,
-    looked for since `asked_at`. made: when its object was made. since: when the first member came;
+    last looked for at `asked_at`, `looks` times in all. made: when its object was made. since: when the first member came;
     complete_at: when the last.
     rolling: an attempt failed, what it holds is given back. after: not tried again before.
     text: what it waits for. level, domain, spread, shorts: of its place, how many domains of the
@@ -148,6 +148,7 @@ class GangState:
     size: int | None = None
     made: float | None = None
     asked_at: float = float("-inf")
+    looks: int = 0
     complete_at: float | None = None
     rolling: bool = False
     pause: Pause | None = None
@@ -187,6 +188,7 @@ class Waiting:
     by UID of the gang's claim. adopted: claims of gangs that were found, by job id.
     gang_uids: key of each group by the UID of its claim. gangs_later: those that have to wait for
     the next tick; looks_left: nodes that gangs may look at before that; round: see `turn`.
+    size_looks: a second's beginning, and how many sizes of groups were asked for in it.
     """
 
     buckets: dict[Like, Bucket] = field(default_factory=dict)
@@ -208,6 +210,7 @@ class Waiting:
     tickets: dict[str, Ticket] = field(default_factory=dict)
     adopted: dict[int, Adopted] = field(default_factory=dict)
     gang_uids: dict[str, str] = field(default_factory=dict)
+    size_looks: tuple[float, int] = (float("-inf"), 0)
     gangs_later: set[str] = field(default_factory=set)
     looks_left: int = LOOKS_A_TICK
     round: int = 0

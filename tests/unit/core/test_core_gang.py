@@ -18,6 +18,7 @@ from tests.support.builders import (
     make_settings,
     none,
     only,
+    plain,
 )
 
 RACKS = {"n1": "r1", "n2": "r1", "n3": "r2", "n4": "r2"}
@@ -162,6 +163,26 @@ def of_object(name, uid="", **fields):
     made = Group("podgroup", "default", "pg", size_from=SizeFrom(("apis/x/podgroups/pg",)))
     pod = make_pod(name).gpus(8).but(gates=(keys.GATE,), group=made, **fields)
     return pod.but(uid=uid) if uid else pod
+
+
+def test_sizes_that_nobody_tells_are_asked_for_a_few_at_a_time_and_less_and_less_often():
+    """Anybody can name groups whose objects there are not."""
+    where = SizeFrom(("apis/x/v1/namespaces/default/podgroups/g",))
+    pods = [
+        make_pod(f"p{i}").but(
+            group=Group("podgroup", "default", f"g{i}", size_from=where), gates=(keys.GATE,)
+        )
+        for i in range(200)
+    ]
+    story = Story("n1").start(*pods)
+    asked = [story.of(act.LookGroup)]
+    for _ in range(300):
+        asked.append([a for a in story.pass_time(1) if isinstance(a, act.LookGroup)])
+        for look in asked[-1]:
+            story.handle(ev.GroupLooked(look.key, None))
+    assert max(map(len, asked)) <= 50
+    assert {a.key for each in asked for a in each} == {plain(p).group.key for p in pods}
+    assert len([a for each in asked[-60:] for a in each]) <= 2 * len(pods)
 
 
 def test_a_launcher_without_gpus_counts_and_is_left_alone():
