@@ -129,8 +129,8 @@ class GangState:
     """A group that is planned as a whole.
 
     members: UIDs of its pods behind our gate, and of those that were. size: None: not known yet,
-    last looked for at `asked_at`, `looks` times in all. made: when its object was made. since: when the first member came;
-    complete_at: when the last.
+    last looked for at `asked_at`, `looks` times in all. made: when its object was made. since: when
+    the first member came; complete_at: when the last.
     rolling: an attempt failed, what it holds is given back. after: not tried again before.
     text: what it waits for. level, domain, spread, shorts: of its place, how many domains of the
     levels below are used, and why it is not lower.

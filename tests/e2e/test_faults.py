@@ -176,5 +176,5 @@ def test_a_cancelled_claim_whose_node_is_dead_is_not_lost(pool: Cluster, product
     assert len(claims(pool)) == 1
     body = api.get(f"/api/v1/nodes/{node}")
     api.delete(f"/api/v1/nodes/{node}")
-    wait_for("the claim is ended", lambda: not claims(pool), 40)
+    wait_for("the claim is ended", lambda: not claims(pool), 70)
     pool.kube.create_nodes([body["metadata"]["name"]])

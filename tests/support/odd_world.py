@@ -203,6 +203,12 @@ class OddGangWorld(Odd, GangWorld):
         self.were.setdefault(pod.record.uid, pod.record.group.key)
         self._change(pod, group=Group("own", "d", f"other{how % 2}", size=2))
 
+    def _evicts(self, pod: ModelPod) -> None:
+        """Their own ends are as good as a person's word."""
+        if any(self._is_at_its_end(mate) for mate in self._mates(pod)):
+            self.confirmed = {*self.confirmed, pod.record.group.key}
+        super()._evicts(pod)
+
     def _uids(self, pod: ModelPod) -> tuple[str, ...]:
         """The claim that it was given stays its claim."""
         was = self.were.get(pod.record.uid)
