@@ -364,9 +364,8 @@ def _may_look(state: State, gang: GangState) -> bool:
 
 def _find_others(state: State, gang: GangState, members: list[PodRecord]) -> None:
     """Members that had their gates taken off by an earlier leader."""
-    for pod in state.pods.values():
-        is_its = pod.group is not None and pod.group.key == gang.key
-        if is_its and pod.uid not in gang.members and _is_of(gang, pod):
+    for pod in state.pods_of_group(gang.key):
+        if pod.uid not in gang.members and _is_of(gang, pod):
             gang.members.add(pod.uid)
             state.waiting.gang_of[pod.uid] = gang.key
             members.append(pod)

@@ -213,6 +213,7 @@ class State:
     held_back: nodes out of use until their pods have gone. nodes_since: when nodes were listed
     first; deleted: when Node objects were missed since. missed: pods that a list did not show, by
     UID: there until a look has told. in_use: moment, and the nodes that had pods then (`has_pods`).
+    by_group: moment, and the pods of each group then (`pods_of_group`).
     loose: pods that may have to be in the book and are not. robbed: UIDs of claims whose job id
     turned out to be a younger claim's. evictions: when, and for the loss of which claim (its UID).
     moment: number of the event that is being handled, > 0. agents: by Kubernetes node name.
@@ -235,6 +236,7 @@ class State:
     kube_nodes: dict[str, KubeNode] = field(default_factory=dict)
     labels_changed: int = 0
     in_use: tuple[int, frozenset[str]] = (0, frozenset())
+    by_group: tuple[int, dict[str, list[PodRecord]]] = (0, {})
     domains: dict[str, tuple[str, ...]] = field(default_factory=dict)
     placed_by: object = None
     pods_listed: bool = False
@@ -350,6 +352,16 @@ class State:
         if not self.nodes_listed or kube_node in self.kube_nodes:
             return None
         return self.deleted.get(kube_node, self.nodes_since)
+
+    def pods_of_group(self, key: str) -> list[PodRecord]:
+        """Pods that say that they are of a group: one pass over all pods for an event."""
+        if self.by_group[0] != self.moment:
+            found: dict[str, list[PodRecord]] = {}
+            for pod in self.pods.values():
+                if pod.group is not None:
+                    found.setdefault(pod.group.key, []).append(pod)
+            self.by_group = (self.moment, found)
+        return self.by_group[1].get(key, [])
 
     def has_pods(self, kube_node: str) -> bool:
         """Whether pods are known on a node that are to stay."""
