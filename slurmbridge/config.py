@@ -195,7 +195,7 @@ class Rules(_Section, frozen=True):
     group_s: Seconds = 300.0
     climb_s: Seconds = 120.0
     group_queue_s: Seconds = 2.0
-    gangs_as_one: bool = False
+    gangs_as_one: bool = True
 
 
 class Hooks(_Section, frozen=True):

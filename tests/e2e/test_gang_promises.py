@@ -25,8 +25,7 @@ pytestmark = pytest.mark.e2e
 def product(cluster: ClusterFactory) -> Iterator[Product]:
     pool = cluster(SlurmConfig(nodes=4, bf_interval_s=1), scheduler=False)
     policy = {"identities": [{"namespaces": ["*"], "reservations": ["ours"]}]}
-    sections = {"rules": {"gangsAsOne": True}}
-    with Product(pool, policy=policy, sections=sections) as running:
+    with Product(pool, policy=policy) as running:
         yield running
 
 

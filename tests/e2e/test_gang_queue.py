@@ -28,7 +28,7 @@ FULL = ("--gres=gpu:8", "--mem=100")
 @pytest.fixture(scope="module")
 def product(cluster: ClusterFactory) -> Iterator[Product]:
     pool = cluster(SlurmConfig(nodes=4, bf_interval_s=1), scheduler=False)
-    with Product(pool, sections={"rules": {"gangsAsOne": True}}) as running:
+    with Product(pool) as running:
         yield running
 
 

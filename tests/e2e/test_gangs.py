@@ -141,7 +141,7 @@ def test_two_gangs_that_do_not_both_fit_never_hold_half_each(pool: Cluster) -> N
     first = "x-" if bound(pool, "x-") else "y-"
     assert len(bound(pool, first)) == 4
     # The other one waits in Slurm's queue, as one job, and holds nothing.
-    assert len(claims(pool, "R")) == 4
+    assert len(claims(pool, "R")) == 1
     assert len(claims(pool, "PD")) == 1
     for i in range(4):
         pool.kube.api.delete(f"{PODS}/{first}{i}")

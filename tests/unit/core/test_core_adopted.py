@@ -35,7 +35,7 @@ class GangStory(Story):
     """A gang's claim, job 70, runs on n3 and n4; n1 and n2 are native. Agents are needed."""
 
     def __init__(self, *, agents=True, free=(), **how):
-        settings = make_settings(agents_required=agents, gangs_as_one=True, **how)
+        settings = make_settings(agents_required=agents, **how)
         super().__init__(*NODES, settings=settings)
         self._sequence = 0
         self.slurm(claim(70, "n3", "n4"))

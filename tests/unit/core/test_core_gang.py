@@ -32,6 +32,8 @@ def member(i, size=2, gpus=8, group="g", wish="", **fields):
 
 
 def pool(*pods, jobs=(), **settings):
+    """Each member gets a claim of its own."""
+    settings = {"gangs_as_one": False} | settings
     story = Story(*RACKS, settings=make_settings(topology_labels=("x/rack",), **settings))
     for name, rack in RACKS.items():
         story.kube_nodes[name] = make_kube_node(name).but(labels={"x/rack": rack})

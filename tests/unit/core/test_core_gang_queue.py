@@ -31,7 +31,7 @@ from tests.support.builders import (
 )
 
 RACKS = {"n1": "r1", "n2": "r1", "n3": "r2", "n4": "r2"}
-SETTINGS = {"topology_labels": ("x/rack",), "gangs_as_one": True}
+SETTINGS = {"topology_labels": ("x/rack",)}
 UID = group_uid("own/default/g/")
 
 

@@ -28,7 +28,8 @@ def member(i, size, gpus=8, *, kind="", notes=None, selector=None, name="g"):
 
 def pool(racks, *pods, jobs=(), types=None, labels=None, **settings):
     """racks: node -> rack; types: node -> GPU type; labels: node -> further labels."""
-    settings = make_settings(topology_labels=("x/rack",), **settings)
+    settings = {"topology_labels": ("x/rack",), "gangs_as_one": False} | settings
+    settings = make_settings(**settings)
     story = Story(*racks, settings=settings)
     for name, rack in racks.items():
         more = (labels or {}).get(name, {})

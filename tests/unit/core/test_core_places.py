@@ -17,7 +17,8 @@ SWITCHES = "SwitchName=s0 Switches=s[1-2]\nSwitchName=s1 Nodes=n[1,3]\nSwitchNam
 
 
 def pool(*pods, jobs=(), labels=None, keys=("x/rack",), **settings):
-    story = Story(*NODES, settings=make_settings(topology_labels=keys, **settings))
+    settings = {"topology_labels": keys, "gangs_as_one": False} | settings
+    story = Story(*NODES, settings=make_settings(**settings))
     labels = labels or {name: {"x/rack": rack} for name, rack in RACKS.items()}
     for name in NODES:
         story.kube_nodes[name] = make_kube_node(name).but(labels=labels[name])

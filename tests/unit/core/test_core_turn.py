@@ -41,7 +41,7 @@ def gang(name, created=0.0):
 
 def waiting(count):
     """So many gangs, each a second older than the next, and two nodes that are full."""
-    story = Story("n1", "n2", settings=make_settings(gangs_as_one=True))
+    story = Story("n1", "n2", settings=make_settings())
     story.slurm(make_job(901).on("n1", "0-7"), make_job(902).on("n2", "0-7"))
     story.start()
     names = [f"g{n:03}" for n in range(count)]
