@@ -67,7 +67,7 @@ class Situation(msgspec.Struct, frozen=True, eq=False):
     index: compiled view less the binds under way; None: there has never been a view.
     policy: None: not known either.
     now: Unix seconds by the clock of the bridge, so that plans are not moved by a clock of ours.
-    known: names that are or were nodes of the pool.
+    outside: names that a fresh view has shown not to be nodes of the pool.
     pinned: node where this process has got a claim for the pod, "" for none.
     is_led: a leading bridge streams to us: it will wake whomever we refuse, so that a pod may be
         refused for the age of the view too. Without it only an error brings the pod back.
@@ -78,7 +78,7 @@ class Situation(msgspec.Struct, frozen=True, eq=False):
     policy: Policy | None
     freshness: Freshness
     now: float
-    known: Container[str]
+    outside: Container[str]
     pinned: str = ""
     is_led: bool = False
     topology: Ints | None = None
@@ -92,6 +92,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     refused: why, by node; only when no node passes.
     error: nothing could be decided.
     reasons: how many nodes each reason kept out.
+    outside: positions of the nodes that the view does not hold.
     """
 
     all: bool = False
@@ -99,6 +100,7 @@ class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
     refused: Mapping[str, str] = {}
     error: str = ""
     reasons: Mapping[Reason, int] = {}
+    outside: Sequence[int] = ()
 
 
 UNTOUCHED: Final = Answer(all=True)
@@ -123,37 +125,40 @@ def choose(pod: PodRecord, names: Sequence[str], there: Situation) -> Answer:
     if index is None:
         return _blind(names)
     if there.freshness is Freshness.BLIND:
-        if not any(name in there.known for name in names):
+        if all(name in there.outside for name in names):
             return UNTOUCHED
         return _refuse(names, Reason.SLURM_SILENT) if there.is_led else _blind(names)
     rows = index.rows(names, len(names))
     is_pool = rows >= 0
     ours = np.flatnonzero(is_pool)
-    if not len(ours):
-        return UNTOUCHED
     others = np.flatnonzero(~is_pool)
+    if there.freshness is not Freshness.FRESH:
+        # The others may have come since, to the pool: nobody would make or cover a claim there now.
+        is_outside = [names[position] in there.outside for position in others.tolist()]
+        others = others[np.array(is_outside, dtype=bool)]
+    new = len(names) - len(ours) - len(others)
+    if not len(ours) and not new:
+        return Answer(all=True, outside=others.tolist())
     home = _home(pod, index, there.pinned)
     if home:
         at = [position for position in ours.tolist() if names[position] == home]
         left = {Reason.CLAIMED_ELSEWHERE: len(ours) - len(at)}
-        if at or len(others):
-            return Answer(passed=sorted(at + others.tolist()), reasons=left)
+        outside = others.tolist()
+        if at or outside:
+            return Answer(passed=sorted(at + outside), reasons=left, outside=outside)
         return _refuse(names, Reason.CLAIMED_ELSEWHERE)
     ask = _ask(pod, policy)
     if isinstance(ask, Refusal):
         if len(others):
-            return Answer(passed=others.tolist(), reasons={_reason(ask): len(ours)})
+            outside = others.tolist()
+            return Answer(passed=outside, reasons={_reason(ask): len(ours)}, outside=outside)
         return _refuse(names, _reason(ask), ask.text)
     rows = rows[ours]
     horizon = policy.plan_horizon_minutes
     codes = judge(ask, pod.uid, index, rows, there.now, horizon_minutes=horizon)
     fits = np.flatnonzero(codes == PASSES)
-    if len(fits) and there.freshness is not Freshness.FRESH:
-        if not there.is_led:
-            return Answer(error=Reason.STALE.text, reasons={Reason.STALE: len(fits)})
-        if len(others):
-            return Answer(passed=others.tolist(), reasons={Reason.SLURM_SILENT: len(fits)})
-        return _refuse(names, Reason.SLURM_SILENT)
+    if there.freshness is not Freshness.FRESH and len(fits) + new:
+        return _wait(names, others.tolist(), len(fits) + new, there)
     counts = np.bincount(codes, minlength=len(REASONS)).tolist()
     reasons = {r: n for r, n in zip(REASONS, counts, strict=True) if r is not None and n}
     if not len(fits) and not len(others):
@@ -171,7 +176,7 @@ def choose(pod: PodRecord, names: Sequence[str], there: Situation) -> Answer:
         )
         fits = fits[np.argpartition(-ranks, policy.candidates)[: policy.candidates]]
     passed = np.sort(np.concatenate((ours[fits], others)))
-    return Answer(passed=passed.tolist(), reasons=reasons)
+    return Answer(passed=passed.tolist(), reasons=reasons, outside=others.tolist())
 
 
 def grade(pod: PodRecord, names: Sequence[str], there: Situation) -> list[int]:
@@ -222,7 +227,7 @@ def spare(pod: PodRecord, names: Sequence[str], there: Situation) -> list[str]:
     if not wants_gpus(pod):
         return list(names)
     if there.freshness is not Freshness.FRESH:
-        return [name for name in names if name not in there.known]
+        return [name for name in names if name in there.outside]
     home = _home(pod, index, there.pinned)
     ask = _ask(pod, policy)
     rows = index.rows(names, len(names))
@@ -244,6 +249,15 @@ def wants_gpus(pod: PodRecord) -> bool:
 
 def _blind(names: Sequence[str]) -> Answer:
     return Answer(error=Reason.BLIND.text, reasons={Reason.BLIND: len(names)})
+
+
+def _wait(names: Sequence[str], others: Sequence[int], fits: int, there: Situation) -> Answer:
+    """Nodes would do, but the view is old: those of others pass, or none now."""
+    if not there.is_led:
+        return Answer(error=Reason.STALE.text, reasons={Reason.STALE: fits})
+    if others:
+        return Answer(passed=others, reasons={Reason.SLURM_SILENT: fits})
+    return _refuse(names, Reason.SLURM_SILENT)
 
 
 def _home(pod: PodRecord, index: ViewIndex, pinned: str) -> str:

@@ -221,6 +221,7 @@ class ExtenderServer:
         pod, there = self._look(choice.pod)
         answer = decide.choose(pod, choice.names, there)
         self._metrics.refused(answer.reasons)
+        self._sight.note_outside(choice.names[position] for position in answer.outside)
         if answer.error:
             return Reply(wire.write_error(answer.error), "error", pod.uid)
         if answer.all:
@@ -249,8 +250,9 @@ class ExtenderServer:
         if index is None:
             # Whether the node is of the pool is not known; without a claim it must not be bound.
             return Reply(wire.write_error(Reason.BLIND.text), "error", bind.uid)
+        # A node that has come since the view was made may be one of the pool.
         in_pool = index.row_of.get(bind.node, NO_ROW) != NO_ROW or (
-            there.freshness is decide.Freshness.BLIND and bind.node in there.known
+            there.freshness is not decide.Freshness.FRESH and bind.node not in there.outside
         )
         with cause_scope(f"{bind.uid}/{cause}", pod=bind.ref):
             outcome = await self._binder.bind(

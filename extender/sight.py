@@ -8,7 +8,7 @@ host moves no plan and no reservation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
 import msgspec
@@ -25,8 +25,8 @@ from slurmbridge.topology.index import TopologyIndex
 from slurmbridge.topology.paths import index_of_paths
 from slurmbridge.topology.score import topology_key
 
-MAX_KNOWN: Final = 100_000
-"""Names of former pool nodes that are remembered; a pool of 5,000 nodes renamed 20 times."""
+MAX_OUTSIDE: Final = 100_000
+"""Names of nodes outside the pool that are remembered; Kubernetes itself goes to 5,000 nodes."""
 
 
 class Source(Protocol):
@@ -76,7 +76,7 @@ class Sight:
         self._limits = limits
         self._index: ViewIndex | None = None
         self._with_binds: tuple[ViewIndex, int, ViewIndex] | None = None
-        self._known: dict[str, None] = {}
+        self._outside: dict[str, None] = {}
         self._places: TopologyIndex | None = None
         self._broken: tuple[ViewIndex, Ints | None] | None = None
 
@@ -85,13 +85,13 @@ class Sight:
         index, age_s = self.index(), self._source.age_s()
         self._inflight.settle(self._source.view, self._clock.monotonic())
         if index is None:
-            return Situation(None, self._source.policy, Freshness.BLIND, 0.0, self._known)
+            return Situation(None, self._source.policy, Freshness.BLIND, 0.0, self._outside)
         return Situation(
             index=self._less_binds(index, uid),
             policy=self._source.policy,
             freshness=self.freshness(),
             now=index.view.as_of + (age_s or 0.0),
-            known=self._known,
+            outside=self._outside,
             pinned=self._inflight.home_of(uid),
             is_led=bool(self._source.leader),
             topology=self._topology(index),
@@ -107,10 +107,16 @@ class Sight:
             if before is None or before.row_of is not self._index.row_of:
                 paths = [node.domains for node in view.nodes.values()]
                 self._places = index_of_paths(self._index.names, paths)
-                self._known |= dict.fromkeys(self._index.names)
-                while len(self._known) > MAX_KNOWN:
-                    del self._known[next(iter(self._known))]
+                for name in self._outside.keys() & self._index.row_of.keys():
+                    del self._outside[name]
         return self._index
+
+    def note_outside(self, names: Iterable[str]) -> None:
+        """Nodes that were asked about and are not in a fresh view: not of the pool."""
+        if self.freshness() is Freshness.FRESH:
+            self._outside |= dict.fromkeys(names)
+            while len(self._outside) > MAX_OUTSIDE:
+                del self._outside[next(iter(self._outside))]
 
     def freshness(self) -> Freshness:
         """How far the newest view may be believed now."""

@@ -37,7 +37,7 @@ from slurmbridge.node.alarms import Alarms
 from slurmbridge.node.book import Book
 from slurmbridge.node.device import DeviceMap
 from slurmbridge.node.gate import Gate
-from slurmbridge.node.identity import PodFacts
+from slurmbridge.node.identity import PodFacts, is_for
 from slurmbridge.node.inventory import FileInventory, Inventory, read_map, stamp_of
 from slurmbridge.node.kubelet import Registration
 from slurmbridge.node.listing import PodResources
@@ -330,8 +330,8 @@ class Agent:
         claim = read_comment(job.comment)
         if claim is None or claim.cluster != self._config.policy.cluster:
             return f"job {job_id} is no claim of this cluster"
-        if claim.kind == "pod" and claim.uid != pod.uid:
-            return f"job {job_id} is the claim of another pod"
+        if not is_for(claim, pod):
+            return f"job {job_id} is the claim of another {claim.kind}"
         if job.user_id not in self._node.owner_uids:
             return f"job {job_id} is of user {job.user_id}, not of the bridge"
         if job.state.base != "RUNNING" or "COMPLETING" in job.state.flags:

@@ -91,7 +91,7 @@ class Extend(Action, frozen=True):
 class Lift(Action, frozen=True):
     """Nominate a node for a pod, then take its gate off and annotate it, in one write -> Lifted.
 
-    gate "": it has none any more, it is only nominated and annotated.
+    gate "": it has none any more, it is only nominated and annotated. kube_node "": not nominated.
     """
 
     uid: str

@@ -88,6 +88,24 @@ def _together(state: State, pod: PodRecord) -> str:
     return gang.together
 
 
+def see_plain(state: State, pod: PodRecord) -> None:
+    """A pod that asks for no pool GPU: behind our gate nobody else would ever let it out.
+
+    `nvidia.com/gpu: 0` in a chart, or a gate that somebody wrote by hand.
+    """
+    if keys.GATE in pod.gates and pod.deleting_since is None:
+        state.waiting.plain[pod.uid] = pod
+        let_out(state, pod)
+    else:
+        state.waiting.plain.pop(pod.uid, None)
+
+
+def let_out(state: State, pod: PodRecord) -> None:
+    """Take our gate off a pod that needs no claim; said again while it is seen with the gate."""
+    if state.once("plain", pod.uid, LIFT_AGAIN_S):
+        state.out.append(Lift(pod.uid, pod.namespace, pod.name, "", keys.GATE, {}))
+
+
 def on_lifted(state: State, event: Lifted) -> None:
     """The API server has taken it; kube-scheduler is next."""
     entry = state.book.get(event.uid)

@@ -72,6 +72,8 @@ def after_event(state: State) -> None:
 def tick(state: State) -> None:
     """What time alone does: pauses end, gates are taken off again, reasons are told."""
     waiting = state.waiting
+    for plain in waiting.plain.values():
+        lift.let_out(state, plain)
     for uid in list(waiting.lifted):
         entry = state.book.get(uid)
         if entry is None or entry.phase is not Phase.HELD or not entry.planned:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurmbridge.core import agents, gang, grant, nodes, planned, release, settle, sweep
+from slurmbridge.core import agents, gang, grant, lift, nodes, planned, release, settle, sweep
 from slurmbridge.core.action import LookPod
 from slurmbridge.core.event import PodGone, PodLooked
 from slurmbridge.core.state import Gone, Missed, Phase, State
@@ -23,6 +23,7 @@ def see(state: State, pod: PodRecord) -> None:
     if pod.gpu is None and not pod.fault:
         state.pods.pop(pod.uid, None)
         gang.see_other(state, pod)
+        lift.see_plain(state, pod)
         return
     state.pods[pod.uid] = pod
     if pod.is_over:
@@ -78,6 +79,7 @@ def listed(state: State, pods: tuple[PodRecord, ...]) -> None:
         else:
             state.missed.setdefault(uid, Missed())
     state.waiting.others.clear()
+    state.waiting.plain.clear()
     for pod in pods:
         came_back = state.gone.pop(pod.uid, None) is not None
         see(state, pod)
@@ -121,6 +123,7 @@ def on_gone(state: State, event: PodGone) -> None:
         vanish(state, pod, may_run=bool(pod.node) and not pod.is_over)
     else:
         gang.see_other(state, pod, is_gone=True)
+        state.waiting.plain.pop(pod.uid, None)
 
 
 def vanish(state: State, pod: PodRecord, *, may_run: bool) -> None:

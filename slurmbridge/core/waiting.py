@@ -179,7 +179,8 @@ class Waiting:
     that kube-scheduler could not use for a pod, with the time until which they are left out.
     gangs: groups by key, gang_of: the key of each member, gangs_due: those that something has
     happened to. others: members that ask for no pool GPU, by key: they are counted, and otherwise
-    none of ours. looks: nodes that suit a kind of pods, best last, until something has changed for
+    none of ours. plain: pods without pool GPUs that stand behind our gate.
+    looks: nodes that suit a kind of pods, best last, until something has changed for
     the better; it outlives the bucket, so that pods that come one by one share it. topology: as
     compiled of `topology_of`; topology_text: what Slurm says of it; topology_file: path and text of
     the site's own file. asking: pods with an allocation, or the taking off of their gate, under
@@ -207,6 +208,7 @@ class Waiting:
     gang_of: dict[str, str] = field(default_factory=dict)
     gangs_due: set[str] = field(default_factory=set)
     others: dict[str, set[str]] = field(default_factory=dict)
+    plain: dict[str, PodRecord] = field(default_factory=dict)
     tickets: dict[str, Ticket] = field(default_factory=dict)
     adopted: dict[int, Adopted] = field(default_factory=dict)
     gang_uids: dict[str, str] = field(default_factory=dict)

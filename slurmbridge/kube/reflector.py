@@ -30,6 +30,7 @@ import msgspec
 from slurmbridge.kube.backoff import Backoff
 from slurmbridge.kube.status import PEER, Answer, error_of, read_status
 from slurmbridge.pool.errors import (
+    AnswerTooLong,
     PeerError,
     PeerProtocolError,
     PeerRejected,
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
     from slurmbridge.clock import Clock
 
 PAGE: Final = 500
-"""Objects per answer of a list: 5 MB of nodes; the same as client-go and kubectl."""
+"""Objects per answer of a list: 5 MB of nodes; the same as client-go and kubectl. Fewer where they
+are so fat that an answer is too long."""
 WATCH_S: Final = 300
 """Shortest life of one watch that we ask for; half as much again is added by chance, so that the
 watches of a fleet do not all end together."""
@@ -264,6 +266,12 @@ class Reflector(Generic[_T]):
                     # Took longer than the server keeps versions: once more, in one piece.
                     return await self._list(0)
                 raise
+            except AnswerTooLong:
+                if page <= 1:
+                    raise
+                # Any user can make fat pods, and none may keep us from seeing all others.
+                page = page // 4 or 1
+                continue
             answer = self._typed(body, _LIST)
             for raw in answer.items or ():
                 item = self._typed_item(raw)

@@ -21,7 +21,13 @@ import msgspec
 from yarl import URL
 
 from slurmbridge.kube.status import PEER, Answer, error_of
-from slurmbridge.pool.errors import ParseError, PeerProtocolError, PeerTimeout, PeerUnavailable
+from slurmbridge.pool.errors import (
+    AnswerTooLong,
+    ParseError,
+    PeerProtocolError,
+    PeerTimeout,
+    PeerUnavailable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
@@ -34,9 +40,9 @@ STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
 
 CONNECT_S: Final = 5.0
 """Deadline of connecting, within the deadline of the request."""
-MAX_ANSWER_BYTES: Final = 1 << 28
-"""Longest answer: 256 MiB; a page of 500 objects of the largest size that etcd takes is larger,
-one of real objects a hundredth of it."""
+MAX_ANSWER_BYTES: Final = 1 << 25
+"""Longest answer: 32 MiB, of which reading takes some three times the memory. A page of 500 real
+objects is a fifth of it; who asks for less of what is larger gets it."""
 MAX_LINE_BYTES: Final = 1 << 24
 """Longest line of a watch: 16 MiB. etcd holds objects up to 1.5 MiB, JSON is at most some times
 longer; the official client gives up at 4 MiB."""
@@ -164,7 +170,7 @@ class KubeSession:
                     chunks.append(chunk)
                     size += len(chunk)
                     if size > MAX_ANSWER_BYTES:
-                        raise PeerProtocolError(PEER, op, f"answer above {MAX_ANSWER_BYTES} bytes")
+                        raise AnswerTooLong(PEER, op, f"answer above {MAX_ANSWER_BYTES} bytes")
                 return Answer(response.status, b"".join(chunks), _retry_after(response))
 
     async def stream(

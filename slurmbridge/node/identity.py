@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from slurmbridge.node.device import DeviceMap, named
+from slurmbridge.pool.claim import ClaimId, group_uid
 
 
 class Want(msgspec.Struct, frozen=True):
@@ -33,7 +34,7 @@ class PodFacts(msgspec.Struct, frozen=True):
     job_id: of its claim annotation, None: it has none that names this pod. indices: GPU indices of
     the claim, None: not written or not readable. fault: why the claim cannot be read.
     is_over: Succeeded or Failed. loose: ways around the device plugin that the pod uses
-    (`privileged`, `NVIDIA_VISIBLE_DEVICES`, `hostPath /dev`).
+    (`privileged`, `NVIDIA_VISIBLE_DEVICES`, `hostPath /dev`). group: key of its gang, "" for none.
     """
 
     uid: str
@@ -48,11 +49,22 @@ class PodFacts(msgspec.Struct, frozen=True):
     created: str = ""
     loose: tuple[str, ...] = ()
     resource_version: str = ""
+    group: str = ""
 
     @property
     def ref(self) -> str:
         """`namespace/name`, for people."""
         return f"{self.namespace}/{self.name}"
+
+
+def is_for(claim: ClaimId, pod: PodFacts) -> bool:
+    """Whether a claim is the pod's own, or that of the gang it is a member of.
+
+    Which claim a pod is said to have is an annotation, and whoever may patch the pod can write it.
+    """
+    if claim.kind == "pod":
+        return claim.uid == pod.uid
+    return bool(pod.group) and claim.uid == group_uid(pod.group)
 
 
 class Listed(msgspec.Struct, frozen=True):

@@ -14,8 +14,9 @@ from slurmbridge.node.identity import PodFacts, Want
 from slurmbridge.pool import keys
 from slurmbridge.pool.errors import ParseError
 from slurmbridge.pool.gres import parse_indices
+from slurmbridge.pool.group import group_of
 from slurmbridge.pool.quantity import Number, parse_count
-from slurmbridge.pool.raw import RawMeta, RawResources
+from slurmbridge.pool.raw import RawMeta, RawPod, RawPodSpec, RawResources, RawSchedulingGroup
 
 VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES"
 
@@ -53,6 +54,7 @@ class _Spec(_Raw, frozen=True):
     containers: tuple[_Container, ...] | None = None
     init_containers: tuple[_Container, ...] | None = None
     volumes: tuple[_Volume, ...] | None = None
+    scheduling_group: RawSchedulingGroup | None = None
 
 
 class _Status(_Raw, frozen=True):
@@ -82,6 +84,7 @@ def read_facts(body: bytes, resource: str) -> PodFacts:
     """
     raw = _decoder.decode(body)
     meta, spec = raw.metadata, raw.spec
+    group = group_of(RawPod(meta, RawPodSpec(scheduling_group=spec.scheduling_group)))
     wants = tuple(_wants(spec, resource))
     job_id, indices, fault = _claim(meta.annotations or {}, meta.uid)
     return PodFacts(
@@ -97,6 +100,7 @@ def read_facts(body: bytes, resource: str) -> PodFacts:
         created=meta.creation_timestamp or "",
         loose=tuple(sorted(set(_loose(spec, with_gpus=bool(wants))))),
         resource_version=meta.resource_version,
+        group="" if group is None else group.key,
     )
 
 

@@ -113,6 +113,10 @@ class PeerProtocolError(PeerUnavailable):
     """The peer answered in a form that we cannot read; like no answer, but worth a bug report."""
 
 
+class AnswerTooLong(PeerProtocolError):
+    """The peer's answer is longer than we take; a question for less of it may be answered."""
+
+
 class Conflict(PeerRejected):
     """Someone else wrote in between (HTTP 409)."""
 

@@ -52,6 +52,11 @@ MIRROR_KEY: Final = "kubernetes.io/config.mirror"
 """Annotation of the kubelet on the API copy of a static pod; such a pod cannot be evicted."""
 FAULT_CHARS: Final = 240
 """Longest fault text: it goes into annotations, events and scheduler messages."""
+NOTE_CHARS: Final = 4096
+"""What is kept of an annotation; Kubernetes takes 256 KiB for all, and a user makes many pods."""
+MOST_ITEMS: Final = 64
+"""Labels of a node selector, and scheduling gates: far more than anybody uses."""
+_OUR_NOTES: Final = keys.USER_KEYS | keys.OUR_KEYS
 
 _Reader = Callable[[Number], int]
 """Reads one quantity into a unit of its own; raises ParseError."""
@@ -60,24 +65,29 @@ _Reader = Callable[[Number], int]
 def read_pod(
     raw: RawPod,
     resources: Mapping[str, str],
-    also: Collection[str] = (),
 ) -> PodRecord:
     """The record of a pod.
 
     Args:
         raw: the pod as received.
         resources: pool GPU resource -> Slurm GRES type, "" for any: `{"nvidia.com/gpu": ""}`.
-        also: annotation keys to keep besides our own (those of group conventions).
 
     Returns:
         A record; `gpu` is None and `fault` is "" when it asks for no pool GPU (0 is none), `gpu`
-        is None and `fault` says why when the request cannot be served as it is written.
+        is None and `fault` says why when the request cannot be served as it is written. What a user
+        may make as long as etcd takes is cut: annotations at `NOTE_CHARS`, a node selector and
+        gates at `MOST_ITEMS`.
 
     Cost: about 5 us.
 
     """
     meta, spec, status = raw.metadata, raw.spec, raw.status
     gpu, fault = _gpus(spec, resources)
+    selector = spec.node_selector or {}
+    if len(selector) > MOST_ITEMS:
+        selector = {}
+        if gpu is not None:
+            gpu, fault = None, f"nodeSelector has more than {MOST_ITEMS} labels"
     cpus = memory = 0
     try:
         cpus, memory = _cpus_and_memory(spec)
@@ -89,6 +99,7 @@ def read_pod(
         # Kubernetes writes the moment at which the grace period ends.
         deleting -= meta.deletion_grace_period_seconds or 0
     grace = spec.termination_grace_period_seconds
+    gates = [gate.name for gate in spec.scheduling_gates or ()]
     annotations = meta.annotations or {}
     return PodRecord(
         uid=meta.uid,
@@ -100,12 +111,11 @@ def read_pod(
         cpus=cpus,
         memory_mib=memory,
         fault=fault,
-        annotations={k: v for k, v in annotations.items() if k.startswith(PREFIX) or k in also},
-        labels=meta.labels or {},
+        annotations={k: v[:NOTE_CHARS] for k, v in annotations.items() if k in _OUR_NOTES},
         service_account=spec.service_account_name or "",
         scheduler=spec.scheduler_name or "default-scheduler",
         priority=spec.priority or 0,
-        gates=tuple(gate.name for gate in spec.scheduling_gates or ()),
+        gates=tuple(sorted(gates, key=keys.GATE.__ne__)[:MOST_ITEMS]),
         active_deadline_s=spec.active_deadline_seconds,
         grace_s=DEFAULT_GRACE_S if grace is None else grace,
         created=unix_time(meta.creation_timestamp) or 0.0,
@@ -115,7 +125,7 @@ def read_pod(
         resource_version=meta.resource_version,
         nominated=status.nominated_node_name or "",
         is_static=MIRROR_KEY in annotations,
-        selector=tuple(sorted((spec.node_selector or {}).items())),
+        selector=tuple(sorted(selector.items())),
         group=group_of(raw),
         bound_at=_bound_at(status.conditions or ()) if spec.node_name else None,
     )

@@ -259,7 +259,8 @@ class PodRecord(msgspec.Struct, frozen=True):
     phase: Pending, Running, Succeeded, Failed, Unknown. fault: why its GPU request cannot be
     read ("" when it can): such a pod gets a verdict, never a claim.
     gpu: None when it asks for no pool GPU. cpus is in whole Slurm CPUs rounded up.
-    annotations: only keys with our prefix. waiting_on_us: kube-scheduler has said unschedulable;
+    annotations: only keys of `slurmbridge.pool.keys`.
+    waiting_on_us: kube-scheduler has said unschedulable;
     claim_unseen: since an extender did not know yet of a claim for the pod.
     deleting_since: when its deletion was asked for. nominated: status.nominatedNodeName.
     is_static: the API copy of a kubelet's static pod: it cannot be evicted.
@@ -277,7 +278,6 @@ class PodRecord(msgspec.Struct, frozen=True):
     memory_mib: int = 0
     fault: str = ""
     annotations: Mapping[str, str] = {}
-    labels: Mapping[str, str] = {}
     service_account: str = ""
     scheduler: str = "default-scheduler"
     priority: int = 0

@@ -83,11 +83,23 @@ def test_the_policy_gates_pods_with_pool_gpus_and_no_others(pool: Cluster) -> No
         keys.GATE,
     ]
     assert made(pod("plain")) == []
+    zero = pod("zero")
+    zero["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "0"}}
+    assert made(zero) == []
     assert made(pod("by-hand", gpus=1, node_name="gpu001")) == []
     owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "1-2"}
     daemon = pod("daemon", gpus=1)
     daemon["metadata"]["ownerReferences"] = [owner]
     assert made(daemon) == []
+
+
+def test_a_pod_without_gpus_is_let_out_of_a_gate_that_somebody_wrote(pool: Cluster) -> None:
+    zero = pod("zero", gates=[keys.GATE])
+    zero["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "0"}}
+    pool.kube.api.create_all([zero, pod("none", gates=[keys.GATE])])
+    for name in ("zero", "none"):
+        wait_for(f"{name} is bound", lambda n=name: is_bound(pool, n), 20)
+    assert claims(pool) == {}
 
 
 def test_gated_pods_are_claimed_nominated_and_bound_where_their_claims_are(

@@ -95,6 +95,16 @@ REFUSED = {
     ),
     "another scheduler": pod("p", namespace="team", gpus=1, spec={"schedulerName": "mine"}),
     "our toleration, no GPU": _tolerating(0, **TAINT),
+    "our toleration, a limit of no GPU": pod(
+        "p",
+        namespace="team",
+        spec={
+            "tolerations": [TAINT],
+            "initContainers": [
+                {"name": "i", "image": "i", "resources": {"limits": {"nvidia.com/gpu": "0"}}}
+            ],
+        },
+    ),
     "all tolerations, no GPU": _tolerating(0, operator="Exists"),
     "our toleration against eviction": _tolerating(
         0, key="slurmbridge.dev/pool", operator="Exists", effect="NoExecute"

@@ -13,7 +13,7 @@ import pytest
 
 from slurmbridge.clock import SystemClock
 from slurmbridge.kube.reflector import Added, Change, Deleted, Listed, Modified, Reflector
-from slurmbridge.kube.session import KubeSession, resource_path
+from slurmbridge.kube.session import MAX_ANSWER_BYTES, KubeSession, resource_path
 from slurmbridge.pool.errors import SlurmBridgeError
 from slurmbridge.pool.podspec import read_node, read_pod
 from slurmbridge.pool.raw import RawNode, RawPod
@@ -104,6 +104,14 @@ class Pods:
 
     def add(self, *names: str) -> None:
         self._api.create_all(pod(n, namespace=self._namespace, gpus=1) for n in names)
+
+    def add_fat(self, *names: str) -> None:
+        """Each of 1.3 MB, near the 1.5 that etcd takes."""
+        env = [{"name": f"E{i}", "value": "y" * 130_000} for i in range(10)]
+        for name in names:
+            body = pod(name, namespace=self._namespace, gpus=1)
+            body["spec"]["containers"][0]["env"] = env
+            self._api.create(body)
 
     def remove(self, *names: str) -> None:
         for name in names:
@@ -365,3 +373,15 @@ async def test_the_consumer_converges_whatever_the_network_does(
                 proxy.drop_all()
         proxy.clear()
         await mirror.until(lambda: mirror.known.keys() == there, within_s=30)
+
+
+async def test_pods_as_fat_as_etcd_takes_are_listed_all_the_same(
+    session: KubeSession, pods: Pods, namespace: str
+) -> None:
+    """Any user can make them, and more of them than one answer may hold."""
+    names = {f"fat{i}" for i in range(30)}
+    assert len(names) * 1_300_000 > MAX_ANSWER_BYTES
+    await asyncio.to_thread(pods.add_fat, *names)
+    async with running(Mirror(session, namespace)) as mirror:
+        assert mirror.known.keys() == names
+        assert mirror.errors == []

@@ -18,6 +18,7 @@ from tests.support.builders import (
     make_settings,
     none,
     only,
+    plain,
 )
 
 
@@ -28,6 +29,35 @@ def gated(name="a", gpus=1, **fields):
 def asked(actions):
     return [(a.request.ref.partition("/")[2], a.request.slurm_node) for a in actions
             if isinstance(a, act.Allocate)]  # fmt: skip
+
+
+def test_a_pod_without_pool_gpus_is_let_out_of_our_gate_until_that_is_seen():
+    story = Story("n1").start()
+    pod = make_pod("zero").but(gpu=None, gates=(keys.GATE,))
+    let_out = only(story.see(pod), act.Lift)
+    assert (let_out.name, let_out.kube_node, let_out.gate, let_out.annotations) == (
+        "zero", "", keys.GATE, {},
+    )  # fmt: skip
+    story.handle(ev.ActionFailed("Lift", "uid-zero", 0, "no answer"))
+    assert none(story.see(pod), act.Lift)
+    assert only(story.pass_time(30), act.Lift).name == "zero"
+    story.see(pod.but(gates=("example.org/quota",)))
+    assert none(story.pass_time(120), act.Lift)
+
+
+@pytest.mark.parametrize("end", ["deleted", "going", "not listed"])
+def test_a_pod_without_pool_gpus_that_ends_behind_the_gate_is_forgotten(end):
+    story = Story("n1").start()
+    pod = make_pod("zero").but(gpu=None, gates=(keys.GATE,))
+    story.see(pod)
+    match end:
+        case "deleted":
+            story.handle(ev.PodGone(plain(pod)))
+        case "going":
+            story.see(pod.but(deleting_since=T0))
+        case "not listed":
+            story.handle(ev.PodsListed(()))
+    assert none(story.pass_time(60), act.Lift)
 
 
 def test_a_gated_pod_is_claimed_then_nominated_and_let_through():

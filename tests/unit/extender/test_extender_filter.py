@@ -19,10 +19,11 @@ def pod(gpus=1, **fields):
     return PodRecord(gpu=gpu, **fields)
 
 
-def there(*nodes, held=(), freshness=FRESH, policy=POLICY, pinned="", former=()):
+def there(
+    *nodes, held=(), freshness=FRESH, policy=POLICY, pinned="", outside=("x", "y", "outside")
+):
     view = make_view(*nodes, held=held)
-    known = {*view.nodes, *former}
-    return Situation(compile_view(view), policy, freshness, NOW, known, pinned)
+    return Situation(compile_view(view), policy, freshness, NOW, set(outside), pinned)
 
 
 def passed(answer, names):
@@ -130,12 +131,27 @@ class TestNotKnowing:
         assert Reason.STALE.text == choose(pod(), ["a", "x"], stale).error
         assert ["x"] == passed(choose(pod(), ["b", "x"], stale), ["b", "x"])
 
-    def test_blind_is_an_error_where_a_pool_node_is_or_was_among_them(self):
-        blind = there(*POOL, freshness=BLIND, former=["gone"])
+    def test_blind_is_an_error_but_among_nodes_that_were_seen_outside_the_pool(self):
+        blind = there(*POOL, freshness=BLIND)
         assert Reason.BLIND.text == choose(pod(), NAMES, blind).error
         assert Reason.BLIND.text == choose(pod(9), NAMES, blind).error
-        assert Reason.BLIND.text == choose(pod(), ["x", "gone"], blind).error
+        assert Reason.BLIND.text == choose(pod(), ["x", "new"], blind).error
         assert choose(pod(), ["x", "y"], blind).all
+
+    @pytest.mark.parametrize("size", [1, 9])
+    def test_a_node_that_has_come_while_the_view_is_stale_waits_to_be_known(self, size):
+        stale = there(*POOL, freshness=STALE)
+        assert Reason.STALE.text == choose(pod(size), ["new"], stale).error
+        assert Reason.STALE.text == choose(pod(size), ["b", "new"], stale).error
+        led = msgspec.structs.replace(stale, is_led=True)
+        assert {"new": Reason.SLURM_SILENT.text} == choose(pod(size), ["new"], led).refused
+        assert ["x"] == passed(choose(pod(size), ["x", "new"], led), ["x", "new"])
+        assert choose(pod(size), ["new"], there(*POOL)).all
+
+    def test_only_what_a_fresh_view_lacks_is_told_to_be_outside(self):
+        found = choose(pod(), ["a", "x", "b", "y"], there(*POOL))
+        assert [1, 3] == list(found.outside)
+        assert [0] == list(choose(pod(), ["x"], there(*POOL)).outside)
 
     def test_while_a_bridge_leads_a_pod_waits_for_its_word_instead_of_coming_again(self):
         for freshness in (STALE, BLIND):

@@ -1,3 +1,5 @@
+import pytest
+
 from extender.filter import Freshness
 from extender.inflight import InFlight, Size
 from extender.sight import Limits, Sight
@@ -35,23 +37,31 @@ def test_before_the_first_view_it_is_blind():
     assert (None, Freshness.BLIND) == (situation.index, situation.freshness)
 
 
-def test_when_the_view_is_dropped_the_old_index_stays_for_its_names():
+def test_when_the_view_is_dropped_the_nodes_outside_are_still_known():
     sight, link, _ = sight_of(make_node("a"))
-    sight.situation("p")
+    sight.note_outside(["x"])
     link.view = None
+    sight.note_outside(["y"])
     situation = sight.situation("p")
     assert Freshness.BLIND is situation.freshness
-    assert "a" in situation.known
+    assert ["x"] == list(situation.outside)
 
 
-def test_former_pool_nodes_stay_known():
+@pytest.mark.parametrize("age", [0.5, 20.0, 60.0])
+def test_only_a_fresh_view_says_what_is_outside(age):
+    sight, _, _ = sight_of(make_node("a"), age=age)
+    sight.note_outside(["x"])
+    assert ("x" in sight.situation("p").outside) == (age < 1)
+
+
+def test_a_node_that_joins_the_pool_is_outside_no_more():
     sight, link, _ = sight_of(make_node("a"), make_node("b"))
-    sight.situation("p")
+    sight.note_outside(["c", "x"])
     change = ViewDelta("t1", 1, 2, NOW, 1.0, nodes={"a": None, "c": make_node("c")})
     link.view = apply_delta(link.view, change)
     situation = sight.situation("p")
     assert ["b", "c"] == list(situation.index.names)
-    assert {"a", "b", "c"} == set(situation.known)
+    assert ["x"] == list(situation.outside)
 
 
 def test_a_view_is_compiled_once():

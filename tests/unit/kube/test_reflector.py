@@ -23,6 +23,7 @@ from slurmbridge.kube.reflector import (
     Reflector,
 )
 from slurmbridge.pool.errors import (
+    AnswerTooLong,
     ParseError,
     PeerError,
     PeerProtocolError,
@@ -225,6 +226,35 @@ async def test_a_page_that_comes_too_late_leads_to_one_list_in_one_piece() -> No
     assert story.names == ["list+a+b"]
     assert "limit" not in story.server.asked[2]
     assert story.server.watched == ["9"]
+
+
+TOO_LONG = AnswerTooLong(PEER, "GET", "answer above 1 bytes")
+
+
+async def test_where_objects_are_too_fat_for_a_page_fewer_are_asked_for() -> None:
+    lists = [
+        listing(5, obj("a", 1), token="next"),
+        TOO_LONG,
+        TOO_LONG,
+        listing(5, obj("b", 2), token="last"),
+        listing(5, obj("c", 3)),
+    ]
+    story = Story(lists, [[]], page=20)
+    await story.steps(1)
+    assert story.names == ["list+a+b+c"]
+    asked = [(params["limit"], params.get("continue")) for params in story.server.asked]
+    assert asked == [
+        ("20", None), ("20", "next"), ("5", "next"), ("1", "next"), ("1", "last"),
+    ]  # fmt: skip
+    assert story.errors == []
+
+
+async def test_one_object_that_is_too_long_alone_is_an_error() -> None:
+    story = Story([TOO_LONG, TOO_LONG, listing(5, obj("a", 1))], [[]], page=3)
+    await story.steps(1)
+    assert story.errors == [TOO_LONG]
+    await story.steps(1)
+    assert story.names == ["list+a"]
 
 
 async def test_half_a_list_is_never_told() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from slurmbridge.pool import keys
 from slurmbridge.pool.podspec import FAULT_CHARS, read_node, read_pod
 from slurmbridge.pool.raw import RawNode, RawPod
 from slurmbridge.pool.record import GpuRequest, KubeNode, PodRecord
@@ -194,15 +195,14 @@ def test_all_else_that_we_need_of_a_pod_is_read() -> None:
         },
     }
     raw = msgspec.json.decode(json.dumps(body), type=RawPod)
-    assert read_pod(raw, POOL, also={"leaderworkerset.sigs.k8s.io/size"}) == PodRecord(
+    assert read_pod(raw, POOL) == PodRecord(
         uid="1-2-3",
         namespace="team-a",
         name="train-0",
         phase="Running",
         node="n1",
         gpu=GpuRequest(count=1),
-        annotations={"slurmbridge.dev/account": "ml", "leaderworkerset.sigs.k8s.io/size": "4"},
-        labels={"app": "x"},
+        annotations={"slurmbridge.dev/account": "ml"},
         service_account="builder",
         scheduler="gpu-scheduler",
         priority=-5,
@@ -216,6 +216,29 @@ def test_all_else_that_we_need_of_a_pod_is_read() -> None:
         nominated="n2",
         is_static=True,
     )
+
+
+def test_of_what_a_user_may_make_endlessly_long_a_part_is_kept() -> None:
+    notes = {keys.ACCOUNT: "x" * 200_000, "slurmbridge.dev/other": "y", keys.GATE: "z"}
+    gates = [{"name": f"g{i}"} for i in range(5_000)]
+    kept = read(
+        {
+            "metadata": {"annotations": notes},
+            "spec": {"containers": [box(1)], "schedulingGates": [*gates, {"name": keys.GATE}]},
+        }
+    )
+    assert {k: len(v) for k, v in kept.annotations.items()} == {keys.ACCOUNT: 4096, keys.CLAIM: 1}
+    assert (len(kept.gates), kept.gates[0]) == (64, keys.GATE)
+    assert kept.gpu is not None
+
+
+def test_a_node_selector_beyond_all_sense_is_told_and_not_kept() -> None:
+    wanted = {f"label-{i}": "x" for i in range(65)}
+    record = pod(box(1), nodeSelector=wanted)
+    assert (record.gpu, record.selector) == (None, ())
+    assert "nodeSelector has more than 64 labels" in record.fault
+    assert len(pod(box(1), nodeSelector=dict([*wanted.items()][:64])).selector) == 64
+    assert pod(box(), nodeSelector=wanted).fault == ""
 
 
 def test_a_pod_without_a_phase_counts_as_unknown_and_not_as_over() -> None:
