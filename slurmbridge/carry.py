@@ -330,7 +330,9 @@ class Carrier:
         """Nomination first: once the gate is off, kube-scheduler looks at the pod at once."""
         pod = (self._session, action.namespace, action.name, action.uid)
         async with self._writes:
-            is_there = not action.kube_node or await write.nominate_node(*pod, action.kube_node)
+            is_there = not action.kube_node or await write.nominate_node(
+                *pod, action.kube_node, is_anew=not action.gate
+            )
             if is_there and action.gate:
                 await write.lift_gate(*pod, action.gate, action.annotations)
             elif is_there:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slurmbridge.core import agents
 from slurmbridge.core.action import Reply
+from slurmbridge.core.evidence import others_on
 from slurmbridge.core.state import Entry, State
 from slurmbridge.pool.gres import format_indices
 from slurmbridge.pool.reason import Reason
@@ -19,6 +20,17 @@ def yes(state: State, op: int, entry: Entry) -> None:
     indices = entry.gpus.indices
     gpus = "" if indices is None else format_indices(indices)
     state.out.append(Reply(op, job_id=entry.job_id, gpus=gpus))
+
+
+def held(state: State, op: int, entry: Entry) -> None:
+    """The asker may bind with a held claim, unless something is wrong with that by now."""
+    if entry.claim is None or entry.suspect:
+        later(state, op, f"the pod's claim is {entry.phase}, and not certain now")
+    elif others_on(state, entry, entry.gpus):
+        # Another pod has turned up on its GPUs: bound late, with a claim that is forgotten.
+        later(state, op, "another pod may still use the GPUs of its claim")
+    else:
+        yes(state, op, entry)
 
 
 def no(state: State, op: int, reason: str, text: str) -> None:

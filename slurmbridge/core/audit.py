@@ -10,14 +10,16 @@ from __future__ import annotations
 import msgspec
 
 from slurmbridge.core import cover, evict, release, settle, sweep
-from slurmbridge.core.action import Extend, LookJob
+from slurmbridge.core.action import Extend, LookJob, Tell
 from slurmbridge.core.event import Extended, JobLooked
 from slurmbridge.core.evidence import fits
 from slurmbridge.core.settle import write_down
 from slurmbridge.core.state import Entry, Phase, State, is_running
+from slurmbridge.pool import keys
 from slurmbridge.pool.claim import ClaimId
 from slurmbridge.pool.policy import last_minutes
 from slurmbridge.pool.record import SlurmJob
+from slurmbridge.pool.slurmtime import iso
 
 MOST_LOOKS = 200
 """Targeted looks that one reading may cause: however many claims are missing from it, slurmctld
@@ -29,6 +31,7 @@ END_SPARE_S = 5.0
 """A pod whose time is over is stopped so much earlier than its grace period needs."""
 LAST_MINUTES = 10
 """A claim whose pod is gone, and perhaps not its processes, is renewed for so long at a time."""
+TELL_DELAY_S = 3600.0
 
 
 def after_reading(state: State) -> None:
@@ -80,6 +83,10 @@ def _still_running(state: State, entry: Entry, job: SlurmJob) -> None:
     if entry.claim is None or entry.phase is Phase.QUEUED:
         settle.take_job(state, entry, job)
         return
+    if entry.phase is Phase.HELD and job.preempted_at is not None and not entry.promised:
+        # Nobody may be bound with it yet: let go now, its pod would be evicted at once.
+        release.end_entry(state, entry, "Slurm preempts it")
+        return
     if entry.phase is Phase.LINGERING:
         _renew(state, entry, job)
     pod = state.pods.get(entry.uid)
@@ -127,14 +134,34 @@ def _renew(state: State, entry: Entry, job: SlurmJob) -> None:
             enough_s = pod.deleting_since + pod.grace_s + RENEW_AGAIN_S - state.wall
         else:
             return
-    renew(state, state.claim_id_of(entry), job, minutes, enough_s)
+    if renew(state, state.claim_id_of(entry), job, minutes, enough_s) and request.ask.rolling:
+        _tell_delay(state, entry, job, state.slurm_wall + 60 * minutes)
 
 
-def renew(state: State, claim_id: ClaimId, job: SlurmJob, minutes: int, enough_s: float) -> None:
+def renew(state: State, claim_id: ClaimId, job: SlurmJob, minutes: int, enough_s: float) -> bool:
     """Give a claim so many minutes from now when less than `enough_s` are left of it."""
     is_short = job.end is not None and job.end - state.slurm_wall < enough_s
     if is_short and state.once("renew", claim_id.uid, RENEW_AGAIN_S):
         state.out.append(Extend(claim_id, job.id, minutes))
+        return True
+    return False
+
+
+def _tell_delay(state: State, entry: Entry, job: SlurmJob, end: float) -> None:
+    """A claim that says no duration is renewed for as long as its pods live, whoever waits."""
+    pod, own = state.pods.get(entry.uid), entry.request and entry.request.ask.reservation
+    for name in job.nodes:
+        starts = [w.start for w in state.windows.get(name, ()) if w.reservation != own]
+        starts += [state.starts[name]] if name in state.starts else []
+        if pod is None or all(start >= end for start in starts):
+            continue
+        if state.once("delays", entry.claim_uid, TELL_DELAY_S):
+            text = f"the claim on {name} is renewed though Slurm has planned the node for others"
+            text += f" from {iso(min(starts))} on; annotation {keys.DURATION} would say an end"
+            state.out.append(
+                Tell(pod.namespace, pod.name, pod.uid, "PlanDelayed", text, warning=True)
+            )
+        return
 
 
 def on_extended(state: State, event: Extended) -> None:

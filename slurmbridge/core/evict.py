@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from slurmbridge.core.action import AnnotatePod, Evict, Tell
 from slurmbridge.core.event import Evicted
-from slurmbridge.core.state import Entry, Phase, State
+from slurmbridge.core.state import Entry, Eviction, Phase, State
 from slurmbridge.core.waiting import Cancel
 from slurmbridge.pool import keys
 from slurmbridge.pool.record import PodRecord
@@ -105,16 +105,18 @@ class _Case(NamedTuple):
 def run(state: State) -> None:
     """Evict the pods of lost claims and of places that were cancelled, oldest loss first."""
     cases = sorted([*_lost(state), *_cancelled(state)], key=lambda case: case.of.since)
-    state.evictions = [(t, c) for t, c in state.evictions if state.now - t < WINDOW_S]
+    state.evictions = [e for e in state.evictions if state.now - e.at < WINDOW_S]
+    begun = {e.loss for e in state.evictions}
     _watch_breaker(state, cases)
     for case in cases:
         if state.breaker_since is not None and not case.of.confirmed:
             continue
         if case.evicted_at is None:
-            if len(state.evictions) >= state.settings.eviction.per_minute:
+            # A gang that goes is one loss: once the first of its pods has gone, all do.
+            if case.loss not in begun and len(begun) >= state.settings.eviction.per_minute:
                 continue
-            # What a person has confirmed counts for the rate, and not as a loss any more.
-            state.evictions.append((state.now, "" if case.of.confirmed else case.loss))
+            begun.add(case.loss)
+            state.evictions.append(Eviction(state.now, case.loss, case.of.confirmed))
         elif state.now - case.evicted_at < EVICT_AGAIN_S:
             continue
         pod = case.pod
@@ -184,7 +186,9 @@ def _watch_breaker(state: State, cases: list[_Case]) -> None:
     held = {e.claim_uid for e in state.book.values() if e.phase in _ON_NODE}
     held |= {ticket.uid for ticket in tickets}
     held |= {gang.uid for gang in state.waiting.gangs.values() if gang.cancelled}
-    missing = len((to_go | doubted | {loss for _, loss in state.evictions}) - {""})
+    # What a person has confirmed counts for the rate, and not as a loss any more.
+    gone = {e.loss for e in state.evictions if not e.confirmed}
+    missing = len(to_go | doubted | gone)
     if missing > max(budget.at_least, budget.share * len(held)):
         state.breaker_since = state.now
 

@@ -24,6 +24,7 @@ from slurmbridge.core import (
     shares,
     split,
     ticket,
+    together,
     turn,
     wish,
 )
@@ -45,6 +46,8 @@ MOST_LOOKS = 50
 LOOK_AGAIN_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 EXCLUDE_S = 120.0
+ELSEWHERE_S = 4.0
+"""Room that is there for so long is not what Slurm is about to give to others."""
 
 
 def join(state: State, pod: PodRecord) -> None:
@@ -60,9 +63,15 @@ def join(state: State, pod: PodRecord) -> None:
     if pod.group.size_from is not None and begun and pod.uid not in gang.members:
         # A member that is replaced, or one of a second group whose object has the same name.
         gang.size, gang.asked_at, gang.looks = None, float("-inf"), 0
-    gang.members.add(pod.uid)
-    state.waiting.gang_of[pod.uid] = key
+    _add(state, gang, pod)
     state.waiting.gangs_due.add(key)
+
+
+def _add(state: State, gang: GangState, pod: PodRecord) -> None:
+    if pod.uid not in state.waiting.gang_of and pod.nominated and not pod.gates:
+        together.note(state, pod.uid)  # let go by an earlier leader
+    gang.members.add(pod.uid)
+    state.waiting.gang_of[pod.uid] = gang.key
 
 
 def see_other(state: State, pod: PodRecord, *, is_gone: bool = False) -> None:
@@ -95,9 +104,12 @@ def tick(state: State) -> None:
         full = (gang.complete_at or float("inf")) + state.settings.group_queue_s
         over = _is_over(state, gang, full)
         over = over or (gang.pause is not None and _is_over(state, gang, gang.pause.until))
+        useless = _is_over(state, gang, gang.useless_at + together.WAIT_S)
+        over = over or (gang.useless_at > 0 and useless)
         if over or (gang.text and state.now - gang.text_since > LOOK_AGAIN_S):
             waiting.gangs_due.add(gang.key)
         _tell(state, gang)
+    together.tick(state)
     ticket.tick(state)
     turn.tick(state)
 
@@ -121,22 +133,32 @@ def on_topology_read(state: State, event: TopologyRead) -> None:
     state.view_changed = True
 
 
-def on_refused(state: State, entry: Entry) -> None:
+def on_refused(state: State, entry: Entry, reason: str, text: str) -> None:
     """Slurm refused a member's claim: the whole attempt is given up."""
-    gang = _gang_of(state, entry.uid)
-    if gang is not None:
+    gang = together.gang_of(state, entry.uid)
+    if gang is not None and not gang.rolling:
+        ticket.count_refusal(gang, reason, text)
         _fail(state, gang)
 
 
 def cannot_use(state: State, entry: Entry) -> None:
-    """kube-scheduler cannot use a member's node: that member goes elsewhere, near the others."""
-    gang = _gang_of(state, entry.uid)
+    """kube-scheduler cannot use a member's node: the gang goes elsewhere as a whole.
+
+    Once the others are bound, that member alone, near them.
+    """
+    gang = together.gang_of(state, entry.uid)
     if gang is None:
         return
     excluded = state.waiting.excluded.setdefault(entry.uid, {})
     excluded[entry.kube_node] = state.now + EXCLUDE_S
-    release.end_entry(state, entry, f"kube-scheduler cannot use {entry.kube_node} for the pod")
     state.waiting.gangs_due.add(gang.key)
+    if any(together.has_begun(state, pod) for pod in _members(state, gang)):
+        release.end_entry(state, entry, f"kube-scheduler cannot use {entry.kube_node} for the pod")
+    elif not entry.is_useless:
+        held = [e for uid in gang.members if (e := state.book.get(uid)) is not None]
+        if not any(e.is_useless for e in held):
+            gang.useless_at = state.now
+        entry.is_useless, entry.is_wanted = True, False
 
 
 def settle(state: State, gang: GangState) -> None:
@@ -150,27 +172,37 @@ def settle(state: State, gang: GangState) -> None:
     entries = [e for p in waits if (e := state.book.get(p.uid)) is not None]
     if any(e.phase is not Phase.HELD for e in entries):
         return  # asked for, in doubt, or to be covered again: their answers come first
-    started = any(_has_begun(state, p) for p in members)
-    held = [e for e in entries if e.phase is Phase.HELD]
+    started = any(together.has_begun(state, p) for p in members)
+    held = _held(state, waits)
     if gang.rolling:
         gang.rolling = False
         if not started:
             _give_back(state, held)
             return
+    if not started and any(e.is_useless for e in held):
+        if together.is_decided(gang, held, state.now):
+            _give_back(state, held)
+            state.waiting.gangs_due.add(gang.key)
+        return
     complete = _is_complete(state, gang, members)
-    started = any(_has_begun(state, p) for p in members)
+    if not started and any(together.may_come(state, p) for p in members):
+        _wait(state, gang, "group: one of its pods may be bound just now")
+        return
+    started = any(together.has_begun(state, p) for p in members)
     if not complete:
         if not started:
             _give_back(state, held)
             ticket.incomplete(state, gang)
         return
     missing = [p for p in members if not p.node and p.uid not in state.book]
+    if not started and not held and _has_room_elsewhere(state, gang, members, missing):
+        ticket.give_up(state, gang.uid, "there is room in another domain by now")
     if missing and not _has_turn(state, gang, missing, begun=started):
         return
     missing = [p for p in missing if p.uid not in state.book]
     if not missing:
         ticket.give_up(state, gang.uid, "its gang has other claims")
-        _let_go(state, gang, [e for p in members if (e := _held(state, p)) is not None])
+        _let_go(state, gang, _held(state, waits))
         return
     if gang.pause is not None and state.now < gang.pause.until:
         return
@@ -183,6 +215,10 @@ def settle(state: State, gang: GangState) -> None:
         and _queue(state, gang, missing, "mode: it is to wait in Slurm's queue")
     ):
         return
+    if may_queue and gang.denied:
+        _wait(state, gang, gang.denied)
+        if _queue(state, gang, missing, gang.denied):
+            return
     plan = _plan(state, gang, members, missing)
     if isinstance(plan, str):
         _wait(state, gang, plan)
@@ -201,9 +237,31 @@ def settle(state: State, gang: GangState) -> None:
         _start(state, state.pods[pod], kube_node, ask)
 
 
-def _held(state: State, pod: PodRecord) -> Entry | None:
-    entry = state.book.get(pod.uid)
-    return entry if entry is not None and entry.phase is Phase.HELD else None
+def _has_room_elsewhere(
+    state: State, gang: GangState, members: list[PodRecord], missing: list[PodRecord]
+) -> bool:
+    """Whether a gang that waits in Slurm's queue for one domain has had room in another for long.
+
+    Outside of what Slurm has planned for others, as any gang that is claimed at once.
+    """
+    place = state.waiting.tickets.get(gang.uid)
+    if place is None or not place.job_id or place.running or place.now or gang.denied:
+        return False
+    if wish.must_queue(state, missing) or not wish.is_fixed(state, gang, missing):
+        return False
+    if not state.once("elsewhere", gang.key, ELSEWHERE_S) or not turn.may_look(state, gang):
+        return False
+    if isinstance(_plan(state, gang, members, missing), str):
+        gang.room_since = None
+        return False
+    if gang.room_since is None:
+        gang.room_since = state.now
+    return state.now > gang.room_since
+
+
+def _held(state: State, pods: list[PodRecord]) -> list[Entry]:
+    entries = (state.book.get(pod.uid) for pod in pods)
+    return [e for e in entries if e is not None and e.phase is Phase.HELD]
 
 
 def _has_turn(state: State, gang: GangState, missing: list[PodRecord], *, begun: bool) -> bool:
@@ -234,14 +292,17 @@ def _has_turn(state: State, gang: GangState, missing: list[PodRecord], *, begun:
         return False
     left, closed = split.lay(state, gang.uid, job, missing, {} if place is None else place.seats)
     if left and not begun:
-        for pod in missing:
-            if (entry := state.book.get(pod.uid)) is not None:
+        for uid in gang.members:
+            entry = state.book.get(uid)
+            if entry is not None and entry.group:
                 state.drop(entry)
+            elif entry is not None:
+                release.end_entry(state, entry, "the gang cannot start as a whole")
         ticket.refuse(state, gang, job, f"{left[0].name} cannot use what Slurm has given")
         return False
     if left and closed and adopted.is_young(state, job):
         mates = (mate for uid in gang.members if (mate := state.pods.get(uid)) is not None)
-        _let_go(state, gang, [e for mate in mates if (e := _held(state, mate)) is not None])
+        _let_go(state, gang, _held(state, list(mates)))
         _wait_for_word(state, gang, job, closed)
         return False
     ticket.settled(state, gang)
@@ -263,16 +324,6 @@ def _queue(state: State, gang: GangState, members: list[PodRecord], why: str) ->
         gang.short = why
         ticket.submit(state, gang, request)
     return request is not None
-
-
-def _has_begun(state: State, pod: PodRecord) -> bool:
-    """Whether a member may be bound already: its gate is off or coming off, or bind was asked for.
-
-    The watch may be behind all of that, and the claim of a pod that is bound must stay.
-    """
-    entry = state.book.get(pod.uid)
-    promised = entry is not None and entry.promised > 0
-    return promised or not lift.is_gated(pod) or pod.uid in state.waiting.lifted
 
 
 def _members(state: State, gang: GangState) -> list[PodRecord]:
@@ -339,9 +390,20 @@ def _is_complete(state: State, gang: GangState, members: list[PodRecord]) -> boo
             text = f"group: given up, not all of its {gang.size} pods have come"
         _wait(state, gang, text)
         return False
+    waits = next((p for p in members if not p.node and not _is_ready(p)), None)
+    if waits is not None:
+        gang.complete_at = None
+        gates = ", ".join(gate for gate in waits.gates if gate != keys.GATE)
+        _wait(state, gang, f"group: {waits.name} is behind the gate {gates}")
+        return False
     if gang.complete_at is None:
         gang.complete_at = state.now
     return True
+
+
+def _is_ready(pod: PodRecord) -> bool:
+    """Whether no gate of others keeps a pod back."""
+    return not pod.gates or lift.is_gated(pod)
 
 
 def _may_look(state: State, gang: GangState) -> bool:
@@ -366,8 +428,7 @@ def _find_others(state: State, gang: GangState, members: list[PodRecord]) -> Non
     """Members that had their gates taken off by an earlier leader."""
     for pod in state.pods_of_group(gang.key):
         if pod.uid not in gang.members and _is_of(gang, pod):
-            gang.members.add(pod.uid)
-            state.waiting.gang_of[pod.uid] = gang.key
+            _add(state, gang, pod)
             members.append(pod)
     members.sort(key=_rank)
 
@@ -417,12 +478,12 @@ def _start(state: State, pod: PodRecord, kube_node: str, ask: Ask) -> None:
 
 def _let_go(state: State, gang: GangState, held: list[Entry]) -> None:
     """All claims are held: all gates come off."""
-    gang.text, gang.pause = "", None
+    gang.text, gang.pause, gang.denied, gang.refusals = "", None, "", 0
     for entry in held:
         pod = state.pods.get(entry.uid)
         if pod is None or pod.node or entry.lift_at is not None:
             continue
-        if lift.is_gated(pod):
+        if lift.is_gated(pod) or not entry.is_let_go:
             where = f" in {gang.level} {gang.domain}" if gang.level else ""
             text = f"{gang.size} pods are claimed together{where}"
             if state.once("gang", pod.uid, 60):
@@ -453,13 +514,9 @@ def _tell(state: State, gang: GangState) -> None:
     gang.told = gang.text
     for uid in gang.members:
         pod = state.pods.get(uid)
-        if pod is not None and lift.is_gated(pod) and pod.annotations.get(keys.REASON) != gang.text:
+        if pod is not None and not pod.node and pod.annotations.get(keys.REASON) != gang.text:
             note = {keys.REASON: gang.text}
             state.out.append(AnnotatePod(pod.uid, pod.namespace, pod.name, note))
-
-
-def _gang_of(state: State, uid: str) -> GangState | None:
-    return state.waiting.gangs.get(state.waiting.gang_of.get(uid, ""))
 
 
 def explain(state: State, pod: PodRecord) -> dict[str, object] | None:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from slurmbridge.core import agents, answer, cover, publish, release, settle
+from slurmbridge.core import (
+    agents,
+    answer,
+    cover,
+    planned,
+    publish,
+    release,
+    settle,
+    together,
+)
 from slurmbridge.core.action import Allocate, LookPod, PollNow, Queue
 from slurmbridge.core.event import (
     Allocated,
@@ -90,6 +99,10 @@ def _decide(state: State, event: ClaimAsked, pod: PodRecord) -> None:
     if entry is not None:
         _again(state, event, entry)
         return
+    if not pod.node and planned.goes_with_gang(state, pod):
+        state.waiting.consider.add(pod.uid)
+        answer.no(state, event.op, Reason.NO_PLAN, "its gang waits for its claims")
+        return
     ask = resolve(pod, state.settings.policy)
     if isinstance(ask, Refusal):
         answer.no(state, event.op, ask.reason, ask.text)
@@ -125,14 +138,18 @@ def _again(state: State, event: ClaimAsked, entry: Entry) -> None:
     """The pod has an entry already."""
     if entry.kube_node != event.kube_node:
         answer.no(state, event.op, "claimed_elsewhere", f"its claim is on {entry.kube_node}")
+    elif entry.phase is Phase.ASKING and together.gang_of(state, entry.uid) is not None:
+        answer.no(state, event.op, Reason.NO_PLAN, "its gang is being claimed")
     elif entry.phase is Phase.ASKING:
         entry.waiters.append(event.op)
     elif entry.phase is Phase.HELD and _has_faulty(state, entry, entry.gpus):
         release.end_entry(state, entry, "a GPU of it is faulty")
         answer.later(state, event.op, Reason.GPU_FAULT.text)
-    elif _may_promise(state, entry):
-        if entry.phase is Phase.HELD:
-            entry.since = state.now
+    elif entry.phase is Phase.HELD:
+        entry.since = state.now
+        if not together.join(state, event.op, entry):
+            answer.held(state, event.op, entry)
+    elif entry.phase is Phase.BOUND and entry.claim is not None and not entry.suspect:
         answer.yes(state, event.op, entry)
     elif entry.phase in (Phase.LOST, Phase.LINGERING):
         answer.no(state, event.op, "ending", f"the pod's last claim is {entry.phase}")
@@ -143,16 +160,6 @@ def _again(state: State, event: ClaimAsked, entry: Entry) -> None:
 def _has_faulty(state: State, entry: Entry, gpus: GpuUse) -> bool:
     """Whether Slurm chose a GPU of which the node's agent says that it takes no pods."""
     return bool(set(gpus.indices or ()) & agents.faulty(state, entry.kube_node).keys())
-
-
-def _may_promise(state: State, entry: Entry) -> bool:
-    """Whether a pod may be bound with the claim that it has."""
-    if entry.claim is None or entry.suspect:
-        return False
-    if entry.phase is Phase.HELD:
-        # Another pod may have turned up on its GPUs: bound late, with a claim that is forgotten.
-        return not others_on(state, entry, entry.gpus)
-    return entry.phase is Phase.BOUND
 
 
 def _judge(state: State, kube_node: str, ask: Ask) -> Reason | None:

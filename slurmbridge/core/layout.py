@@ -16,7 +16,7 @@ import numpy as np
 from slurmbridge.core import publish
 from slurmbridge.core.action import LogPlan
 from slurmbridge.core.places import topology
-from slurmbridge.core.room import Room, Wishes, wishes_of
+from slurmbridge.core.room import Room, Wishes, useless_nodes, wishes_of
 from slurmbridge.core.state import State
 from slurmbridge.core.waiting import GangState
 from slurmbridge.pool.claim import Ask
@@ -38,6 +38,14 @@ class Layout(NamedTuple):
 
     node_of: dict[str, str]
     found: Placement | None
+
+
+class _Attempt(NamedTuple):
+    """What came of laying a gang out. offered: free GPUs by node."""
+
+    rows: list[int] | Refusal
+    found: Placement | None
+    offered: tuple[tuple[str, int], ...]
 
 
 def lay_out(
@@ -62,22 +70,28 @@ def lay_out(
         return wishes
     index = publish.index(state)
     places = topology(state, index)
-    room = Room(state, index, missing, asks)
-    offered = tuple(zip(index.names, room.free[0].tolist(), strict=True))
     standing = _standing(state, index, members)
     for position, row in standing.items():
         gang.seats[_seat(members[position])] = index.names[row]
     since = gang.complete_at if gang.complete_at is not None else state.now
     limit = wishes.topology.climb_s
     climb = state.now - since > (state.settings.climb_s if limit is None else limit)
-    found: Placement | None = None
-    if standing:
-        beside = _Beside(places, room, wishes, climb, gang.seats, index.row_of)
-        rows = beside.lay(members, missing, standing)
-    else:
+
+    def attempt(useless: Mapping[str, tuple[str, ...]]) -> _Attempt:
+        room = Room(state, index, missing, asks, useless)
+        offered = tuple(zip(index.names, room.free[0].tolist(), strict=True))
+        if standing:
+            beside = _Beside(places, room, wishes, climb, gang.seats, index.row_of)
+            return _Attempt(beside.lay(members, missing, standing), None, offered)
         placed = room.pack(places, missing, wishes, climb)
-        found = placed if isinstance(placed, Placement) else None
-        rows = placed if isinstance(placed, Refusal) else list(placed.rows)
+        if isinstance(placed, Refusal):
+            return _Attempt(placed, None, offered)
+        return _Attempt(list(placed.rows), placed, offered)
+
+    of_all, of_each = useless_nodes(state, members)
+    rows, found, offered = attempt(of_all)
+    if isinstance(rows, Refusal) and of_all != of_each:
+        rows, found, offered = attempt(of_each)
     if isinstance(rows, Refusal):
         lines = "; ".join(str(short) for short in rows.shorts)
         return f"topology: {lines or rows.text}"[:MOST_TEXT]

@@ -28,9 +28,11 @@ def on_held(state: State, entry: Entry) -> None:
     pod = state.pods.get(entry.uid)
     if pod is None or pod.node or pod.deleting_since is not None:
         return
-    if is_gated(pod) and pod.group is not None:
-        # All or none: `gang` lifts the last one's claim with all others.
-        entry.planned, entry.promised = True, 0
+    if pod.group is not None and (is_gated(pod) or _is_planned(state, entry, pod)):
+        # All or none: `gang` lets all go with the last one's claim.
+        entry.planned = True
+        if is_gated(pod):
+            entry.promised = 0
         state.waiting.gangs_due.add(pod.group.key)
         state.waiting.consider.add(pod.uid)
         return
@@ -47,6 +49,16 @@ def on_held(state: State, entry: Entry) -> None:
         wake.one(state, entry.uid)
 
 
+def _is_planned(state: State, entry: Entry, pod: PodRecord) -> bool:
+    """Whether a pod of a group, without our gate, is claimed with the others.
+
+    After a restart of the bridge the nomination tells that its gate was taken off for this claim.
+    """
+    if pod.gates or pod.group is None:
+        return False
+    return pod.group.key in state.waiting.gangs or pod.nominated == entry.kube_node
+
+
 def lift(state: State, entry: Entry, pod: PodRecord) -> None:
     """Nominate the claim's node and take the gate off; without a gate: wake the pod."""
     notes: dict[str, str | None] = {}
@@ -58,7 +70,7 @@ def lift(state: State, entry: Entry, pod: PodRecord) -> None:
         notes[keys.TOGETHER] = together
     if not pod.gates:
         notes[keys.WAKE] = wake.mark(state)
-    entry.lift_at = state.now
+    entry.lift_at, entry.is_let_go, entry.is_woken = state.now, True, not pod.gates
     gate = keys.GATE if pod.gates else ""
     state.waiting.lifted.add(pod.uid)
     state.out.append(
@@ -120,13 +132,13 @@ def on_lift_failed(state: State, entry: Entry) -> None:
 
 
 def again(state: State, entry: Entry) -> None:
-    """A gate that should be off is not: take it off again, not too often."""
+    """A gate that should be off is not, or a pod was not woken: again, not too often."""
     pod = state.pods.get(entry.uid)
     if (
         pod is not None
-        and is_gated(pod)
+        and (is_gated(pod) or not pod.gates)
         and entry.lift_at is not None
         and state.now - entry.lift_at > LIFT_AGAIN_S
     ):
-        entry.lift_at = None
+        entry.lift_at, entry.is_let_go = None, False
         on_held(state, entry)

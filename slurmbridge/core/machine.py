@@ -202,7 +202,7 @@ def _on_poll_failed(state: State, event: ev.PollFailed) -> None:
 def _on_allocate_refused(state: State, event: ev.AllocateRefused) -> None:
     entry = state.book.get(event.uid)
     if entry is not None and entry.phase in (Phase.ASKING, Phase.DOUBT):
-        planned.on_refused(state, entry, event.reason)
+        planned.on_refused(state, entry, event.reason, event.text)
     grant.on_allocate_refused(state, event)
 
 
@@ -252,7 +252,15 @@ def _on_node_changed(state: State, event: ev.NodeChanged) -> None:
 
 
 def _matters(node: KubeNode) -> tuple[object, ...]:
-    return (node.gpus, node.labels, node.ready, node.uid, node.unschedulable, node.fenced)
+    return (
+        node.gpus,
+        node.labels,
+        node.ready,
+        node.uid,
+        node.unschedulable,
+        node.fenced,
+        node.taints,
+    )
 
 
 def _on_node_gone(state: State, event: ev.NodeGone) -> None:

@@ -9,15 +9,18 @@ costs nothing until a node has more room than before.
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
-from slurmbridge.core import gang, lift, publish, release, turn
+from slurmbridge.core import gang, lift, publish, release, together, turn
 from slurmbridge.core.action import Allocate, AnnotatePod, Queue
 from slurmbridge.core.places import topology
 from slurmbridge.core.settle import must_queue, request_for
 from slurmbridge.core.state import Entry, Phase, State, asked_gpus
-from slurmbridge.core.waiting import Bucket, Like, Turn, pause_after
+from slurmbridge.core.waiting import ABOUT_ASK, Bucket, Like, Turn, pause_after
 from slurmbridge.pool import keys
+from slurmbridge.pool.group import Group
+from slurmbridge.pool.nodefit import NodeFit
 from slurmbridge.pool.policy import Refusal, resolve
 from slurmbridge.pool.reason import REASONS, Reason
 from slurmbridge.pool.record import PodRecord
@@ -37,10 +40,6 @@ UNSEEN_AGAIN_S = 2.0
 """A pod that was refused since an extender did not know of its claim yet is woken this often."""
 REPLAN_S = 15.0
 """A pod that was replanned is not bound within this: kube-scheduler cannot use that node either."""
-ABOUT_ASK = frozenset(
-    {"account", "qos", "partition", "limit", "reservation", "time_limit", "defer", "priority"}
-)
-"""Refusals that another node does not cure (`slurmbridge.slurm.refusal`)."""
 _TOLD = (
     Reason.GPU_BUSY, Reason.PLANNED, Reason.RESERVED, Reason.CPU_BUSY, Reason.MEMORY_BUSY,
     Reason.NATIVE_ON_NODE, Reason.CEILING, Reason.NO_AGENT, Reason.OUTSIDE_RESERVATION,
@@ -65,6 +64,8 @@ def after_event(state: State) -> None:
         turn.all_again(state)
     if waiting.gangs_due:
         gang.run(state)
+    if waiting.askers:
+        together.after_event(state)
     if waiting.buckets and waiting.has_turn:
         _claim(state)
 
@@ -82,14 +83,15 @@ def tick(state: State) -> None:
         pod = state.pods.get(uid)
         if (
             pod is not None
-            and pod.waiting_on_us
+            # What is refused for the same as before, kube-scheduler may not even look at again.
+            and (pod.waiting_on_us or entry.is_woken)
             and not pod.gates
             and not entry.promised
             and entry.lift_at is None
         ):
             if pod.claim_unseen and state.once("unseen", uid, UNSEEN_AGAIN_S):
                 lift.lift(state, entry, pod)
-            elif not pod.claim_unseen and state.now - entry.since > REPLAN_S:
+            elif not pod.claim_unseen and state.now - entry.since > _patience_s(entry):
                 _cannot_use(state, entry)
     gang.tick(state)
     if not waiting.buckets:
@@ -111,12 +113,26 @@ def tick(state: State) -> None:
     _tell(state)
 
 
+def _patience_s(entry: Entry) -> float:
+    """How long a pod that was refused before may take to be bound with another claim.
+
+    Longer where it is known to be on its way: kube-scheduler has asked for it, and pauses.
+    """
+    return 2 * REPLAN_S if entry.is_wanted else REPLAN_S
+
+
 def on_pod(state: State, pod: PodRecord, known: PodRecord | None) -> None:
     """A pod is not bound, and something about it may have changed."""
     entry = state.book.get(pod.uid)
     if entry is None:
-        if lift.is_gated(pod) or pod.uid in state.waiting.of or pod.uid in state.waiting.lifted:
-            state.waiting.consider.add(pod.uid)
+        waiting = state.waiting
+        if (
+            lift.is_gated(pod)
+            or pod.uid in waiting.of
+            or pod.uid in waiting.lifted
+            or goes_with_gang(state, pod)
+        ):
+            waiting.consider.add(pod.uid)
         return
     if entry.phase is not Phase.HELD or not entry.planned or pod.gates:
         return
@@ -127,12 +143,12 @@ def on_pod(state: State, pod: PodRecord, known: PodRecord | None) -> None:
         _cannot_use(state, entry)
 
 
-def on_refused(state: State, entry: Entry, reason: str) -> None:
+def on_refused(state: State, entry: Entry, reason: str, text: str) -> None:
     """Slurm said no to a claim of the planner: not the same again at once."""
     waiting = state.waiting
     if not entry.planned:
         return
-    gang.on_refused(state, entry)
+    gang.on_refused(state, entry, reason, text)
     if reason in ABOUT_ASK and entry.request is not None:
         ask = entry.request.ask
         waiting.asks_after[ask] = pause_after(
@@ -172,7 +188,7 @@ def _sort_in(state: State, uid: str) -> None:
     if pod is None or pod.node or pod.is_over or pod.deleting_since is not None:
         waiting.forget(uid)
         return
-    if pod.group is not None and lift.is_gated(pod):
+    if goes_with_gang(state, pod):
         waiting.remove(uid)
         gang.join(state, pod)
         return
@@ -193,7 +209,35 @@ def _sort_in(state: State, uid: str) -> None:
             _note(state, pod, text)
         return
     waiting.faults.pop(uid, None)
-    waiting.put(pod, Like(ask, pod.selector))
+    waiting.put(pod, Like(ask, pod.fit))
+
+
+def as_gang(state: State, pod: PodRecord) -> PodRecord:
+    """A single pod behind our gate that is to wait in Slurm's queue is a gang of one.
+
+    It waits there with its own priority, on whatever node comes first, also in a full pool. One
+    that lives in such a claim has a share of it, as its annotations say.
+    """
+    if pod.group is not None or pod.annotations.get(keys.MODE) != "queued":
+        return pod
+    has_part = keys.GATE in pod.gates or keys.SHARE in pod.annotations
+    if not has_part and pod.uid not in state.waiting.gang_of:
+        return pod
+    group = Group("pod", pod.namespace, pod.name, owner=pod.uid, size=1)
+    return msgspec.structs.replace(pod, group=group)
+
+
+def goes_with_gang(state: State, pod: PodRecord) -> bool:
+    """Whether a pod waits for a plan with others, behind our gate or without it.
+
+    A node was nominated for it: it was let go by an earlier leader, as a rule.
+    """
+    if pod.group is None:
+        return False
+    if lift.is_gated(pod) or pod.nominated or pod.group.key in state.waiting.gangs:
+        return True
+    entry = state.book.get(pod.uid)
+    return entry is not None and entry.planned
 
 
 def _claim(state: State) -> None:
@@ -245,18 +289,20 @@ def _node_for(state: State, bucket: Bucket, uid: str) -> str:
             looks.clear()
         nodes = looks[like] = _look(state, bucket)
     excluded = state.waiting.excluded.get(uid, {})
-    had_nodes = bool(nodes)
+    had_nodes, kept_out = bool(nodes), False
     at = len(nodes) - 1
     while at >= 0:
         name = nodes[at]
-        if _offers(state, name, like.selector) and _suits_now(state, like, name):
+        is_offered = _offers(state, name, like.fit)
+        if is_offered and _suits_now(state, like, name):
             if state.now >= excluded.get(name, 0.0):
                 return name
         else:
+            kept_out |= not is_offered
             del nodes[at]
         at -= 1
-    if had_nodes and like.selector:
-        _refuse(state, bucket, "selector: no free node has the labels that it asks for")
+    if kept_out:
+        _refuse(state, bucket, "selector: no free node is one that the pod allows (labels, taints)")
     elif had_nodes and not bucket.reason:
         _refuse(state, bucket, f"{Reason.GPU_BUSY}: {Reason.GPU_BUSY.text}")
     return ""
@@ -307,12 +353,10 @@ def _look(state: State, bucket: Bucket) -> list[str]:
     return [index.names[row] for row in fits]
 
 
-def _offers(state: State, kube_node: str, selector: tuple[tuple[str, str], ...]) -> bool:
+def _offers(state: State, kube_node: str, fit: NodeFit) -> bool:
     """Whether kube-scheduler may use a node, as far as is easily known."""
     node = state.kube_nodes.get(kube_node)
-    if node is None or node.unschedulable or not node.ready:
-        return False
-    return all(node.labels.get(key) == value for key, value in selector)
+    return node is not None and node.takes(fit)
 
 
 def _start(state: State, pod: PodRecord, like: Like, kube_node: str) -> None:

@@ -20,6 +20,7 @@ def see(state: State, pod: PodRecord) -> None:
     state.missed.pop(pod.uid, None)
     if pod.uid in state.gone or (known is not None and _is_older(pod, known)):
         return  # the answer to a look was overtaken by the watch
+    pod = planned.as_gang(state, pod)
     if pod.gpu is None and not pod.fault:
         state.pods.pop(pod.uid, None)
         gang.see_other(state, pod)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from slurmbridge.pool.claim import Ask
 from slurmbridge.pool.errors import ParseError
 from slurmbridge.pool.index import Ints as Counts
 from slurmbridge.pool.index import ViewIndex
+from slurmbridge.pool.nodefit import NodeFit
 from slurmbridge.pool.record import PodRecord
 from slurmbridge.pool.verdict import PASSES, judge
 from slurmbridge.topology.gang import (
@@ -37,10 +39,14 @@ class Wishes(msgspec.Struct, frozen=True):
 
 
 class Kind(NamedTuple):
-    """What decides which nodes are open to a member. selector: its nodeSelector, sorted."""
+    """What decides which nodes are open to a member.
+
+    fit: what it says of nodes. excluded: nodes that kube-scheduler could not use for it.
+    """
 
     gpu_type: str
-    selector: tuple[tuple[str, str], ...]
+    fit: NodeFit
+    excluded: tuple[str, ...] = ()
 
 
 def wishes_of(members: Sequence[PodRecord]) -> Wishes | str:
@@ -77,15 +83,15 @@ class Room:
         index: ViewIndex,
         missing: Sequence[PodRecord],
         asks: Mapping[str, Ask],
+        useless: Mapping[str, tuple[str, ...]],
     ) -> None:
         self.asks = asks
-        self.kind_of = {p.uid: Kind(asks[p.uid].gpu.type, p.selector) for p in missing}
+        self.kind_of = {p.uid: Kind(asks[p.uid].gpu.type, p.fit, useless[p.uid]) for p in missing}
         self.kinds = sorted(set(self.kind_of.values()))
-        excluded = {n for pod in missing for n in state.waiting.excluded.get(pod.uid, {})}
         rows, masks = [], []
         for kind in self.kinds:
             mine = [asks[uid] for uid, of in self.kind_of.items() if of == kind]
-            masks.append(_open_nodes(state, index, kind, mine, excluded))
+            masks.append(_open_nodes(state, index, kind, mine))
             of_type = index.of_type(index.free, kind.gpu_type)
             counts = np.zeros(len(index), np.int64) if of_type is None else of_type
             rows.append(np.where(masks[-1], np.maximum(counts, 0), 0).astype(np.int64))
@@ -155,9 +161,30 @@ class Room:
         self.slots[row] -= 1
 
 
-def _open_nodes(
-    state: State, index: ViewIndex, kind: Kind, asks: Sequence[Ask], excluded: set[str]
-) -> Bools:
+def useless_nodes(
+    state: State, members: Sequence[PodRecord]
+) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+    """Nodes that members may not go to for a while, since kube-scheduler could not use them.
+
+    Returns:
+        By pod UID, twice: as if what one could not use were of no use to any of them (a taint, as a
+        rule), and to itself alone (a volume), unless two have tried in vain.
+
+    """
+    mine = {
+        pod.uid: {n for n, until in nodes.items() if until > state.now}
+        for pod in members
+        if (nodes := state.waiting.excluded.get(pod.uid)) is not None
+    }
+    counts = Counter(name for names in mine.values() for name in names)
+    of_all = {name for name, count in counts.items() if count > 1}
+    return (
+        {pod.uid: tuple(sorted(counts)) for pod in members},
+        {pod.uid: tuple(sorted(mine.get(pod.uid, set()) | of_all)) for pod in members},
+    )
+
+
+def _open_nodes(state: State, index: ViewIndex, kind: Kind, asks: Sequence[Ask]) -> Bools:
     """Nodes that the smallest member of a kind may use, as far as is easily known: bool[N]."""
     smallest = min(asks, key=lambda a: a.gpu.count)
     most = msgspec.structs.replace(
@@ -176,10 +203,8 @@ def _open_nodes(
         pause = state.waiting.nodes_after.get(name)
         is_open[row] = (
             node is not None
-            and node.ready
-            and not node.unschedulable
-            and all(node.labels.get(k) == v for k, v in kind.selector)
-            and name not in excluded
+            and node.takes(kind.fit)
+            and name not in kind.excluded
             and (pause is None or state.now >= pause.until)
         )
     return is_open

@@ -15,11 +15,10 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=86400)]
 class Eviction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
     """How many pods may be evicted because their claims are gone.
 
-    per_minute: at most so many in any 60 s.
+    per_minute: at most so many in any 60 s; a gang that goes as a whole is one.
     share, at_least: if more than this share of the claims in use (and more than at_least) are lost
         at once, the breaker opens: nothing is evicted until a person has looked (`slurmbridge
-        breaker`). A gang that goes as a whole is one loss; a place of a gang in Slurm's queue that
-        somebody cancels is one too.
+        breaker`). A place of a gang in Slurm's queue that somebody cancels is a loss too.
     """
 
     per_minute: Annotated[int, msgspec.Meta(ge=1, le=10000)] = 60

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurmbridge.core import answer, evict, lift, release
+from slurmbridge.core import answer, evict, lift, release, together
 from slurmbridge.core.action import AnnotatePod
 from slurmbridge.core.evidence import (
     live_claims,
@@ -55,7 +55,8 @@ def take(state: State, entry: Entry, claim: Claim) -> None:
     meet(state, entry, trusted=was_covering)
     if state.book.get(entry.uid) is entry and entry.phase in (Phase.HELD, Phase.BOUND):
         for op in waiters:
-            answer.yes(state, op, entry)
+            if entry.phase is Phase.BOUND or not together.join(state, op, entry):
+                answer.yes(state, op, entry)
         if not waiters and entry.phase is Phase.HELD:
             lift.on_held(state, entry)
         return

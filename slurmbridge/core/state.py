@@ -78,6 +78,10 @@ class Entry:
     confirmed: a person has said that this loss is real.
     planned: claimed before kube-scheduler has seen the pod. lift_at: its gate is being taken off
     since then.
+    is_let_go: of a gang's member: its gate was taken off, or it was woken, for this claim.
+    is_woken: the latter.
+    is_wanted: somebody has asked to bind it, so that kube-scheduler can use the node. is_useless:
+    kube-scheduler cannot.
     left_at: `State.moment` at which we learnt that the pod is over or gone. boot_id: of its node at
     that moment.
     group: UID of the gang's claim that the pod lives in, "" for a claim of its own. `gpus` is then
@@ -115,6 +119,10 @@ class Entry:
     cause: str = ""
     planned: bool = False
     lift_at: float | None = None
+    is_let_go: bool = False
+    is_woken: bool = False
+    is_wanted: bool = False
+    is_useless: bool = False
     confirmed: bool = False
     left_at: int = 0
     boot_id: str = ""
@@ -191,6 +199,14 @@ class Missed:
     confirmed: bool = False
 
 
+class Eviction(NamedTuple):
+    """One that was asked for. loss: UID of the claim that was lost. confirmed: by a person."""
+
+    at: float
+    loss: str
+    confirmed: bool
+
+
 class Woken(NamedTuple):
     """When a refused pod was woken, and for how long it is not woken again."""
 
@@ -215,8 +231,8 @@ class State:
     UID: there until a look has told. in_use: moment, and the nodes that had pods then (`has_pods`).
     by_group: moment, and the pods of each group then (`pods_of_group`).
     loose: pods that may have to be in the book and are not. robbed: UIDs of claims whose job id
-    turned out to be a younger claim's. evictions: when, and for the loss of which claim (its UID).
-    moment: number of the event that is being handled, > 0. agents: by Kubernetes node name.
+    turned out to be a younger claim's. evictions: of the last minute. moment: number of the event
+    that is being handled, > 0. agents: by Kubernetes node name.
     labels_changed: how often labels of nodes did. domains: where each node stands, by Kubernetes
     name, closest first, as `placed_by` has it.
     """
@@ -273,7 +289,7 @@ class State:
     view_changed: bool = True
     index: ViewIndex | None = None
     generation: int = 0
-    evictions: list[tuple[float, str]] = field(default_factory=list)
+    evictions: list[Eviction] = field(default_factory=list)
     breaker_since: float | None = None
     woken: dict[str, Woken] = field(default_factory=dict)
     annotated: dict[str, str] = field(default_factory=dict)

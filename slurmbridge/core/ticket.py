@@ -16,7 +16,7 @@ from slurmbridge.core import adopted, release
 from slurmbridge.core.action import AllocateGroup, QueueGroup, Tell
 from slurmbridge.core.event import GroupAllocated, GroupQueued, GroupRefused, JobLooked
 from slurmbridge.core.state import State, is_live, is_running
-from slurmbridge.core.waiting import Cancel, GangState, Ticket, pause_after
+from slurmbridge.core.waiting import ABOUT_ASK, Cancel, GangState, Ticket, pause_after
 from slurmbridge.pool.claim import GROUP_UID_PREFIX, GroupRequest
 from slurmbridge.pool.record import SlurmJob
 from slurmbridge.pool.slurmtime import iso
@@ -25,8 +25,18 @@ LEFT_S = 15.0
 """A gang that is not complete any more keeps its place for so long: its controller may replace the
 pod that is missing."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 4.0, 60.0
+MOST_REFUSALS = 3
+"""Attempts in a row that Slurm may refuse, for whatever reason, before the gang is queued."""
 FIRST_NOW_S = 1.0
 """After a refusal of a claim that was to be had at once: a native job was faster, as a rule."""
+TOO_LONG = frozenset(
+    {
+        "PartitionTimeLimit",
+        "QOSMaxWallDurationPerJobLimit",
+        "AssocMaxWallDurationPerJobLimit",
+    }
+)
+"""Why a job waits for ever: it is asked for again with the shortest time that is renewed."""
 UNTOLD_S = 10.0
 """A claim that runs and of which Slurm tells no GPUs for so long is given back."""
 
@@ -144,7 +154,7 @@ def is_anothers(state: State, gang: GangState) -> bool:
 
 def settled(state: State, gang: GangState) -> None:
     """The members live in the job now: it is no place any more."""
-    gang.refusals = 0
+    gang.refusals, gang.denied = 0, ""
     drop(state, gang.uid)
 
 
@@ -159,7 +169,7 @@ def claim_of_gang(state: State, gang: GangState) -> SlurmJob | None:
     found = [
         job
         for job in state.live_groups.get(gang.uid, ())
-        if job.id not in state.ending and is_running(job) and job.gpus
+        if job.id not in state.ending and is_running(job) and job.gpus and not job.preempted_at
     ]
     return min(found, key=lambda j: (not state.lives_in(gang.uid, j.id), j.id), default=None)
 
@@ -214,10 +224,21 @@ def on_refused(state: State, event: GroupRefused) -> None:
         return
     pause(state, gang, FIRST_NOW_S if ticket.now else FIRST_PAUSE_S)
     if ticket.now:
-        gang.refusals += 1
+        count_refusal(gang, event.reason, event.text)
         return
     gang.text = f"slurm: Slurm does not queue the gang: {event.text[:300]}"
     gang.text_since = state.now
+
+
+def count_refusal(gang: GangState, reason: str, text: str) -> None:
+    """Slurm gave no claim though there seemed to be room.
+
+    Where another node does not cure it, or nothing has for a while, the gang is to wait in Slurm's
+    queue: there its limits and its priority count, and Slurm says what it waits for.
+    """
+    gang.refusals += 1
+    if reason in ABOUT_ASK or gang.refusals > MOST_REFUSALS:
+        gang.denied = f"slurm: Slurm refuses the claim: {text[:300]}"
 
 
 def pause(state: State, gang: GangState, first: float = FIRST_PAUSE_S) -> None:
@@ -250,8 +271,13 @@ def see(state: State, ticket: Ticket, job: SlurmJob | None) -> None:
             ticket.missing_at = state.now
         return
     ticket.missing_at, ticket.boot = None, state.boot
-    if job.state.base == "PENDING":
+    if job.state.base == "PENDING" and job.reason in TOO_LONG and gang and not gang.is_short:
+        gang.is_short = True
+        give_up(state, ticket.uid, "Slurm allows no claim of this length")
+    elif job.state.base == "PENDING":
         ticket.reason, ticket.starts = job.reason, job.start
+    elif is_running(job) and job.preempted_at is not None and gang is not None:
+        refuse(state, gang, job, f"Slurm preempts the gang's claim, job {job.id}")
     elif is_running(job):
         if job.gpus is not None and "CONFIGURING" not in job.state.flags:
             ticket.running = job

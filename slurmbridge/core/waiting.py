@@ -12,18 +12,23 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from slurmbridge.pool.claim import Ask
+from slurmbridge.pool.nodefit import NodeFit
 from slurmbridge.pool.record import PodRecord, SlurmJob
 from slurmbridge.topology.graph import Topology
 
+ABOUT_ASK = frozenset(
+    {"account", "qos", "partition", "limit", "reservation", "time_limit", "defer", "priority"}
+)
+"""Refusals that another node does not cure (`slurmbridge.slurm.refusal`)."""
 LOOKS_A_TICK = 100_000
 """Nodes that are looked at in one tick, by all gangs together: a tenth of a second, about."""
 
 
 class Like(NamedTuple):
-    """What decides which nodes suit a pod. selector: its nodeSelector, sorted."""
+    """What decides which nodes suit a pod. fit: what it says of nodes."""
 
     ask: Ask
-    selector: tuple[tuple[str, str], ...]
+    fit: NodeFit
 
 
 Turn = tuple[int, float, str]
@@ -64,6 +69,14 @@ class Adopted:
     quiet_since: float
     clear_at: float | None = None
     told_kept: bool = False
+
+
+class Asker(NamedTuple):
+    """Somebody who asks to bind a member of a gang, and waits for the others since then."""
+
+    uid: str
+    kube_node: str
+    since: float
 
 
 class Pause(NamedTuple):
@@ -137,7 +150,11 @@ class GangState:
     told: members that were told the text. seats: the node that was last meant for each rank.
     uid: of its claim, where it has one for all. cancelled: its place in Slurm's queue was ended.
     short: why it was put into Slurm's queue.
-    refusals: so many claims for all members at once were refused in a row. settled_at: last look.
+    refusals: so many attempts were refused in a row. denied: what Slurm said of them, where trying
+    again is of no use. settled_at: last look.
+    is_short: in Slurm's queue no longer time is asked for than it is renewed by.
+    room_since: since when there is room in another domain than the one that it waits for.
+    useless_at: when kube-scheduler could not use the node of the first of them.
     round: `Waiting.round` when it was laid last. together: UID of the first member that was let go.
     """
 
@@ -164,7 +181,11 @@ class GangState:
     cancelled: Cancel | None = None
     short: str = ""
     refusals: int = 0
+    denied: str = ""
+    is_short: bool = False
     settled_at: float = float("-inf")
+    useless_at: float = float("-inf")
+    room_since: float | None = None
     round: int = -1
     together: str = ""
 
@@ -190,6 +211,8 @@ class Waiting:
     gang_uids: key of each group by the UID of its claim. gangs_later: those that have to wait for
     the next tick; looks_left: nodes that gangs may look at before that; round: see `turn`.
     size_looks: a second's beginning, and how many sizes of groups were asked for in it.
+    askers: who waits to bind members of gangs, by op.
+    bindable: members that somebody may bind, and until when, whatever has become of their claims.
     """
 
     buckets: dict[Like, Bucket] = field(default_factory=dict)
@@ -216,6 +239,8 @@ class Waiting:
     gangs_later: set[str] = field(default_factory=set)
     looks_left: int = LOOKS_A_TICK
     round: int = 0
+    askers: dict[int, Asker] = field(default_factory=dict)
+    bindable: dict[str, float] = field(default_factory=dict)
     topology: Topology | None = None
     topology_of: object = None
     topology_text: str = ""
@@ -253,6 +278,7 @@ class Waiting:
         self.faults.pop(uid, None)
         self.lifted.discard(uid)
         self.excluded.pop(uid, None)
+        self.bindable.pop(uid, None)
         if (key := self.gang_of.get(uid)) is not None:
             self.gangs_due.add(key)
 

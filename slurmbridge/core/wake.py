@@ -33,6 +33,7 @@ def run(state: State) -> None:
         and not pod.gates
         and pod.deleting_since is None
         and pod.uid not in state.waiting.lifted
+        and pod.uid not in state.waiting.gang_of
     ]
     if state.is_stale or all(_rests(state, pod.uid) for pod in waiting):
         return  # laying pods in costs a walk over all nodes

@@ -16,7 +16,7 @@ import numpy as np
 
 from slurmbridge.core import publish, shares
 from slurmbridge.core.places import topology
-from slurmbridge.core.room import Room, Wishes, wishes_of
+from slurmbridge.core.room import Room, Wishes, useless_nodes, wishes_of
 from slurmbridge.core.state import State
 from slurmbridge.core.waiting import GangState
 from slurmbridge.pool import keys
@@ -74,7 +74,8 @@ def request_of(state: State, gang: GangState, members: list[PodRecord]) -> Group
     if total is None:
         return None
     if wish.mode == "preferred" and not climb:
-        anywhere = Room(state, index, members, asks).pack(places, members, Wishes(), True)
+        useless, _ = useless_nodes(state, members)
+        anywhere = Room(state, index, members, asks, useless).pack(places, members, Wishes(), True)
         if isinstance(anywhere, Placement):
             return None
     usable = _usable(state, index, members, first.gpu.count * len(members))
@@ -96,7 +97,7 @@ def request_of(state: State, gang: GangState, members: list[PodRecord]) -> Group
     if closed and not state.snapshot.config.may_exclude:
         return None  # Slurm might choose one of them
     return msgspec.structs.replace(
-        _request(state, gang, members, first),
+        _request(state, gang, members, _enduring(state, gang, first)),
         exclude=fold(closed) if closed else "",
         switches=switches,
         constraint=constraint,
@@ -148,6 +149,30 @@ def _request(state: State, gang: GangState, members: list[PodRecord], ask: Ask) 
     )
 
 
+def is_fixed(state: State, gang: GangState, members: list[PodRecord]) -> bool:
+    """Whether a gang can wait in Slurm's queue for one domain only, of those that would do."""
+    wishes = wishes_of(members)
+    if isinstance(wishes, str) or wishes.topology.mode != "required":
+        return False
+    request = request_of(state, gang, members)
+    return request is not None and not request.constraint
+
+
+def _enduring(state: State, gang: GangState, ask: Ask) -> Ask:
+    """A claim that is renewed while its pods live is asked for as the long one that it is.
+
+    For an hour backfill would put it before a larger job, whose start its renewal then puts off. As
+    long as plans are heeded of claims that are had at once, or as the site allows.
+    """
+    if not ask.rolling or gang.is_short or state.snapshot is None:
+        return ask
+    found = state.snapshot.partitions
+    mine = [found[ask.partition]] if ask.partition in found else list(found.values())
+    most = min((p.max_time_min for p in mine if p.max_time_min), default=_policy(state).max_minutes)
+    most = min(most, _policy(state).max_minutes, _policy(state).plan_horizon_minutes)
+    return msgspec.structs.replace(ask, minutes=max(ask.minutes, most))
+
+
 def _policy(state: State) -> Policy:
     return state.settings.policy
 
@@ -158,7 +183,7 @@ def _usable(state: State, index: ViewIndex, members: list[PodRecord], gpus: int)
     Those of a node group too that has all GPUs of the gang left for Kubernetes: Slurm knows no
     ceiling of ours.
     """
-    selector = {pair for pod in members for pair in pod.selector}
+    fits = {pod.fit for pod in members}
     excluded = {
         name
         for pod in members
@@ -171,13 +196,11 @@ def _usable(state: State, index: ViewIndex, members: list[PodRecord], gpus: int)
         room = shares.room(state, view.slurm_node)
         usable[row] = (
             node is not None
-            and node.ready
-            and not node.unschedulable
             and view.agent
             and (room is None or room >= gpus)
             and name not in state.problems
             and name not in excluded
-            and all(node.labels.get(key) == value for key, value in selector)
+            and all(node.takes(fit) for fit in fits)
         )
     return usable
 

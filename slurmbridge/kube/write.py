@@ -170,11 +170,22 @@ async def lift_gate(
     return await _patch_pod(api, path, body, STRATEGIC_PATCH, (namespace, name, uid))
 
 
-async def nominate_node(api: Api, namespace: str, name: str, uid: str, node: str) -> bool:
-    """Set the pod's `status.nominatedNodeName` (Kubernetes >= 1.35 heeds it from outside)."""
+async def nominate_node(
+    api: Api, namespace: str, name: str, uid: str, node: str, *, is_anew: bool = False
+) -> bool:
+    """Set the pod's `status.nominatedNodeName` (Kubernetes >= 1.35 heeds it from outside).
+
+    is_anew: kube-scheduler may have refused the pod before. Its condition says so no more: what it
+    thinks of this node is news then, even if its words are the same.
+    """
     path = resource_path("api", "v1", "namespaces", namespace, "pods", name, "status")
-    body = {"metadata": {"uid": uid}, "status": {"nominatedNodeName": node}}
-    return await _patch_pod(api, path, body, MERGE_PATCH, (namespace, name, uid))
+    status: dict[str, object] = {"nominatedNodeName": node}
+    if is_anew:
+        told = {"type": "PodScheduled", "status": "False", "reason": "ClaimedAnew"}
+        told["message"] = f"slurmbridge: a claim is held for the pod on {node}"
+        status["conditions"] = [told]
+    body = {"metadata": {"uid": uid}, "status": status}
+    return await _patch_pod(api, path, body, STRATEGIC_PATCH, (namespace, name, uid))
 
 
 async def evict_pod(

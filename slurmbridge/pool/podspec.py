@@ -19,6 +19,7 @@ from slurmbridge.pool import keys
 from slurmbridge.pool.errors import ParseError
 from slurmbridge.pool.group import group_of
 from slurmbridge.pool.keys import PREFIX
+from slurmbridge.pool.nodefit import ANYWHERE, NodeFit, Requirement, Taint, Toleration
 from slurmbridge.pool.quantity import (
     MAX_COUNT,
     NANO,
@@ -46,6 +47,8 @@ DEFAULT_GRACE_S: Final = 30
 """Kubernetes' default of terminationGracePeriodSeconds."""
 OUT_OF_SERVICE: Final = "node.kubernetes.io/out-of-service"
 """Taint by which an operator vouches that a machine is off (non-graceful node shutdown)."""
+UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
+"""Taint of a cordoned node, which says so besides."""
 OURS: Final = "slurmbridge: "
 """How each reason of the extender begins (`slurmbridge.pool.reason`)."""
 MIRROR_KEY: Final = "kubernetes.io/config.mirror"
@@ -125,7 +128,7 @@ def read_pod(
         resource_version=meta.resource_version,
         nominated=status.nominated_node_name or "",
         is_static=MIRROR_KEY in annotations,
-        selector=tuple(sorted(selector.items())),
+        fit=_fit(spec, selector),
         group=group_of(raw),
         bound_at=_bound_at(status.conditions or ()) if spec.node_name else None,
     )
@@ -167,9 +170,39 @@ def read_node(raw: RawNode, resources: Collection[str] | None = None) -> KubeNod
         resource_version=meta.resource_version,
         ready_changed=None if ready is None else unix_time(ready.last_transition_time),
         fenced=any(taint.key == OUT_OF_SERVICE for taint in raw.spec.taints or ()),
+        taints=tuple(
+            Taint(taint.key, taint.value or "", taint.effect or "")
+            for taint in raw.spec.taints or ()
+            if taint.key != UNSCHEDULABLE
+        ),
         slurm_ready=None if ours is None else (ours.status, ours.reason or "", ours.message or ""),
         boot_id=(raw.status.node_info or RawNodeInfo()).boot_id,
     )
+
+
+def _fit(spec: RawPodSpec, labels: Mapping[str, str]) -> NodeFit:
+    """What the pod says of nodes; of more than `MOST_ITEMS` kube-scheduler alone is the judge."""
+    selector = tuple(sorted(labels.items()))
+    tolerations = tuple(
+        sorted(
+            Toleration(t.key or "", t.operator or "Equal", t.value or "", t.effect or "")
+            for t in (spec.tolerations or ())[:MOST_ITEMS]
+        )
+    )
+    node = None if spec.affinity is None else spec.affinity.node_affinity
+    required = None if node is None else node.required_during_scheduling_ignored_during_execution
+    if required is None:
+        return NodeFit(selector, tolerations) if selector or tolerations else ANYWHERE
+    terms = tuple(
+        tuple(
+            Requirement(each.key, each.operator, each.values or (), is_field)
+            for is_field, found in ((False, term.match_expressions), (True, term.match_fields))
+            for each in found or ()
+        )
+        for term in required.node_selector_terms or ()
+    )
+    is_short = sum(1 + len(term) for term in terms) <= MOST_ITEMS
+    return NodeFit(selector, tolerations, terms if is_short else None)
 
 
 def _gpus(spec: RawPodSpec, resources: Mapping[str, str]) -> tuple[GpuRequest | None, str]:

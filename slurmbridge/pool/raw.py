@@ -87,6 +87,48 @@ class RawSchedulingGroup(_Raw, frozen=True):
     pod_group_name: str | None = None
 
 
+class RawToleration(_Raw, frozen=True):
+    """One of `spec.tolerations` of a pod."""
+
+    key: str | None = None
+    operator: str | None = None
+    value: str | None = None
+    effect: str | None = None
+
+
+class RawRequirement(_Raw, frozen=True):
+    """One of `matchExpressions` or `matchFields`."""
+
+    key: str = ""
+    operator: str = ""
+    values: tuple[str, ...] | None = None
+
+
+class RawTerm(_Raw, frozen=True):
+    """One of `nodeSelectorTerms`."""
+
+    match_expressions: tuple[RawRequirement, ...] | None = None
+    match_fields: tuple[RawRequirement, ...] | None = None
+
+
+class RawNodeSelector(_Raw, frozen=True):
+    """A node selector; one of its terms has to hold."""
+
+    node_selector_terms: tuple[RawTerm, ...] | None = None
+
+
+class RawNodeAffinity(_Raw, frozen=True):
+    """`nodeAffinity` of a pod: what it requires."""
+
+    required_during_scheduling_ignored_during_execution: RawNodeSelector | None = None
+
+
+class RawAffinity(_Raw, frozen=True):
+    """`spec.affinity` of a pod."""
+
+    node_affinity: RawNodeAffinity | None = None
+
+
 class RawPodSpec(_Raw, frozen=True):
     """`spec` of a pod."""
 
@@ -101,6 +143,8 @@ class RawPodSpec(_Raw, frozen=True):
     scheduling_gates: tuple[RawGate, ...] | None = None
     node_selector: Mapping[str, str] | None = None
     scheduling_group: RawSchedulingGroup | None = None
+    tolerations: tuple[RawToleration, ...] | None = None
+    affinity: RawAffinity | None = None
     active_deadline_seconds: int | None = None
     termination_grace_period_seconds: int | None = None
 
@@ -135,6 +179,8 @@ class RawTaint(_Raw, frozen=True):
     """One of `spec.taints` of a node."""
 
     key: str = ""
+    value: str | None = None
+    effect: str | None = None
 
 
 class RawNodeSpec(_Raw, frozen=True):

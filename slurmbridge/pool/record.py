@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from slurmbridge.pool.group import Group
+from slurmbridge.pool.nodefit import ANYWHERE, NodeFit, Taint
 
 
 class GpuCount(msgspec.Struct, frozen=True, gc=False):
@@ -264,7 +265,7 @@ class PodRecord(msgspec.Struct, frozen=True):
     claim_unseen: since an extender did not know yet of a claim for the pod.
     deleting_since: when its deletion was asked for. nominated: status.nominatedNodeName.
     is_static: the API copy of a kubelet's static pod: it cannot be evicted.
-    selector: spec.nodeSelector, sorted. group: which pods it starts together with. bound_at: when
+    fit: what it says of nodes. group: which pods it starts together with. bound_at: when
     it was bound, by the API server's clock, in whole seconds.
     """
 
@@ -291,7 +292,7 @@ class PodRecord(msgspec.Struct, frozen=True):
     resource_version: str = ""
     nominated: str = ""
     is_static: bool = False
-    selector: tuple[tuple[str, str], ...] = ()
+    fit: NodeFit = ANYWHERE
     group: Group | None = None
     bound_at: float | None = None
 
@@ -312,7 +313,7 @@ class KubeNode(msgspec.Struct, frozen=True):
     ready_changed: when its condition Ready last changed, None where Kubernetes does not say.
     fenced: somebody has vouched that the machine is off (taint node.kubernetes.io/out-of-service).
     slurm_ready: status, reason and message of the condition that we write.
-    boot_id: of the node's kernel, "" when not known.
+    boot_id: of the node's kernel, "" when not known. taints: but for that of a cordon.
     """
 
     name: str
@@ -329,3 +330,10 @@ class KubeNode(msgspec.Struct, frozen=True):
     fenced: bool = False
     slurm_ready: tuple[str, str, str] | None = None
     boot_id: str = ""
+    taints: tuple[Taint, ...] = ()
+
+    def takes(self, fit: NodeFit) -> bool:
+        """Whether kube-scheduler may put a pod here, as far as is easily known."""
+        if not self.ready or self.unschedulable:
+            return False
+        return fit.admits(self.name, self.labels, self.taints)

@@ -10,7 +10,10 @@ import pytest
 
 from slurmbridge.pool import keys
 from tests.e2e.scene import PODS, bound, clear, events_of, get_pod, submit, wait_for
+from tests.support.group_objects import JOBS
+from tests.support.group_objects import job as job_of_pods
 from tests.support.kube_objects import pod
+from tests.support.pod_history import PodHistory
 from tests.support.product import Product
 from tests.support.slurm import SlurmConfig
 from tests.support.slurm_config import NodeGroup
@@ -202,9 +205,8 @@ def test_a_required_rack_is_the_one_that_has_room_first(cluster: ClusterFactory)
         clear(pool)
 
 
-def test_a_preempted_gang_is_told_as_a_whole_before_slurm_takes_its_gpus(
-    cluster: ClusterFactory,
-) -> None:
+def preempting() -> SlurmConfig:
+    """Two nodes on which native jobs preempt claims, with ten seconds' notice."""
     partitions = (
         "PartitionName=main Nodes=ALL Default=YES State=UP MaxTime=INFINITE PriorityTier=10",
         (
@@ -213,8 +215,13 @@ def test_a_preempted_gang_is_told_as_a_whole_before_slurm_takes_its_gpus(
         ),
     )
     extra = ("PreemptType=preempt/partition_prio", "PreemptMode=CANCEL")
-    config = SlurmConfig(nodes=2, bf_interval_s=1, partitions=partitions, extra=extra)
-    pool = cluster(config, scheduler=False)
+    return SlurmConfig(nodes=2, bf_interval_s=1, partitions=partitions, extra=extra)
+
+
+def test_a_preempted_gang_is_told_as_a_whole_before_slurm_takes_its_gpus(
+    cluster: ClusterFactory,
+) -> None:
+    pool = cluster(preempting(), scheduler=False)
     with Product(pool):
         pool.kube.api.create_all(gang("p", 4, 4, **{keys.MODE: "queued"}))
         wait_for("all are bound", lambda: len(bound(pool, "p-")) == 4, 30)
@@ -228,9 +235,97 @@ def test_a_preempted_gang_is_told_as_a_whole_before_slurm_takes_its_gpus(
         clear(pool)
 
 
+def test_a_preempted_indexed_job_comes_back_behind_its_gates_and_waits_in_the_queue(
+    cluster: ClusterFactory,
+) -> None:
+    pool = cluster(preempting(), scheduler=False, controller_manager=True)
+    made = job_of_pods("p", 4, 4, {keys.GROUP_SIZE: "4", keys.MODE: "queued"})
+    made["spec"]["template"]["spec"]["schedulingGates"] = [{"name": keys.GATE}]
+    with Product(pool):
+        pool.kube.api.create(made)
+        wait_for("all are bound", lambda: len(bound(pool, "p-")) == 4, 60)
+        (first,) = jobs_of_gangs(pool)
+        native = submit(pool, *FULL, "--nodes=2")[0]
+        wait_for("the other one runs", lambda: _runs(pool, native), 90)
+
+        def is_back() -> bool:
+            again = jobs_of_gangs(pool, "PD")
+            pods = [
+                p for p in pool.kube.api.items(PODS) if "deletionTimestamp" not in p["metadata"]
+            ]
+            gated = [p for p in pods if p["spec"].get("schedulingGates")]
+            return len(again) == 1 and first not in again and len(gated) == len(pods) == 4
+
+        wait_for("it waits in the queue again", is_back, 90, 0.3)
+        pool.slurm.run("scancel", str(native))
+        wait_for("all are bound again", lambda: len(bound(pool, "p-")) == 4, 60)
+        options = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
+        pool.kube.api.request("DELETE", f"{JOBS}/p", options)
+        clear(pool)
+
+
 def _told_lost(pool: Cluster) -> int:
     return sum("ClaimLost" in events_of(pool, f"p-{i}") for i in range(4))
 
 
 def _runs(pool: Cluster, job: int) -> bool:
     return pool.slurm.job_field(str(job), "JobState") == "RUNNING"
+
+
+def test_a_single_pod_that_is_to_be_queued_waits_its_turn_behind_a_native_job(
+    pool: Cluster,
+) -> None:
+    busy = fill(pool, *pool.slurm.node_names)
+    (first,) = submit(pool, *FULL, "--nodes=1", "--time=60")
+    wait_for("it waits", lambda: pool.slurm.job_field(str(first), "JobState") == "PENDING", 20)
+    notes = {keys.MODE: "queued", keys.DURATION: "30m"}
+    pool.kube.api.create(pod("solo", gpus=8, annotations=notes, gates=[keys.GATE]))
+    wait_for("it waits in Slurm", lambda: list(jobs_of_gangs(pool, "PD")), 20)
+    text = "waits in Slurm's queue as job"
+    wait_for("it says so", lambda: text in reason(pool, "solo"), 20)
+    pool.slurm.run("scancel", str(busy[0]))
+    started = lambda: pool.slurm.job_field(str(first), "JobState") == "RUNNING"  # noqa: E731
+    wait_for("the native job is first", started, 30)
+    assert not bound(pool, "solo")
+    pool.slurm.run("scancel", str(busy[1]))
+    wait_for("it is bound", lambda: len(bound(pool, "solo")) == 1, 30)
+    pool.kube.api.delete(f"{PODS}/solo")
+    wait_for("its claim has ended", lambda: not jobs_of_gangs(pool), 60)
+
+
+def test_a_gang_without_an_end_does_not_start_before_a_larger_job_whose_start_it_would_put_off(
+    pool: Cluster,
+) -> None:
+    short = fill(pool, "gpu001", "gpu002", limit="30")
+    fill(pool, "gpu003", limit="60")
+    large = submit(pool, *FULL, "--nodes=4", "--time=60")[0]
+    wait_for("the large job has its plan", lambda: start_of(pool, large) != "Unknown", 20)
+    planned = start_of(pool, large)
+    pool.kube.api.create_all(gang("e", 3, 8))
+    job = queued(pool, "e")
+    assert pool.slurm.job_field(str(job), "TimeLimit") == "1-00:00:00"
+    pool.slurm.run("scancel", *map(str, short))
+    wait_for("three nodes are free", lambda: pool.checker.sample().native_running == 1, 20)
+    time.sleep(6)  # several cycles of backfill
+    assert jobs_of_gangs(pool) == {job: "PENDING"}
+    assert start_of(pool, large) == planned
+
+
+def test_soon_after_slurm_has_started_the_job_all_gates_are_off(pool: Cluster) -> None:
+    (busy, *_) = fill(pool, *pool.slurm.node_names)
+    pool.kube.api.create_all(gang("q", 4, 2, **{keys.DURATION: "20m"}))
+    queued(pool, "q")
+    with PodHistory(pool.kube) as history:
+        pool.slurm.run("scancel", str(busy))
+        wait_for("Slurm has started it", lambda: jobs_of_gangs(pool, "R"), 30, 0.01)
+        started = time.time()  # noqa: TID251 - to be compared with the watch's times
+        wait_for("all are bound", lambda: len(bound(pool, "q-")) == 4, 30)
+    off: dict[str, float] = {}
+    for moment in history.moments:
+        name = moment.pod["metadata"]["name"]
+        if name.startswith("q-") and not moment.pod["spec"].get("schedulingGates"):
+            off.setdefault(name, moment.at)
+    assert len(off) == 4
+    late_s = max(off.values()) - started
+    print(f"the last gate is off {late_s:.2f} s after the start was seen")
+    assert late_s < 10

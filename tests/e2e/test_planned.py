@@ -195,19 +195,20 @@ def test_a_node_that_kube_scheduler_cannot_use_is_given_back_and_another_one_cla
     pool: Cluster, product: Product
 ) -> None:
     nodes = pool.slurm.node_names
-    taint = {"spec": {"taints": [{"key": "example.org/x", "effect": "NoSchedule"}]}}
-    # The best fit is the node that is partly used, and that one is tainted.
+    # The best fit is the node that is partly used, and its port is taken.
+    port = [{"containerPort": 9400, "hostPort": 9400}]
+    holder = pod("holder", node_name=nodes[2])
+    holder["spec"]["containers"][0]["ports"] = port
+    pool.kube.api.create(holder)
     submit(pool, "--gres=gpu:4", "--mem=100", f"--nodelist={nodes[2]}")
     wait_for("the job runs", lambda: pool.checker.sample().native_running == 1, 15)
-    pool.kube.api.patch(f"/api/v1/nodes/{nodes[2]}", taint)
-    try:
-        pool.kube.api.create(pod("picky", gpus=2))
-        wait_for("it is bound", lambda: is_bound(pool, "picky"), 30)
-        assert (get_pod(pool, "picky") or {})["spec"]["nodeName"] != nodes[2]
-        assert_each_pod_has_one_claim(pool)
-        assert nodes[2] in product.log("bridge-0")
-    finally:
-        pool.kube.api.patch(f"/api/v1/nodes/{nodes[2]}", {"spec": {"taints": None}})
+    picky = pod("picky", gpus=2)
+    picky["spec"]["containers"][0]["ports"] = port
+    pool.kube.api.create(picky)
+    wait_for("it is bound", lambda: is_bound(pool, "picky"), 30)
+    assert (get_pod(pool, "picky") or {})["spec"]["nodeName"] != nodes[2]
+    assert_each_pod_has_one_claim(pool)
+    assert nodes[2] in product.log("bridge-0")
 
 
 def test_a_cordoned_node_and_a_node_selector_are_heeded_from_the_start(

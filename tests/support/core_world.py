@@ -522,6 +522,8 @@ class World:
         node = pod.nominated or NODES[int(pod.uid[1:]) % 2]
         if how % 5 == 0:
             node = NODES[how % 2]
+        if not self._can_use(pod.uid, node):
+            return
         self.ops += 1
         self.asks[self.ops] = pod.uid
         self._handle(ev.ClaimAsked(self.ops, pod.uid, pod.namespace, pod.name, node))
@@ -1024,7 +1026,10 @@ class World:
                 pod = self.pods[uid]
                 if not pod.is_gone and not pod.node:
                     left = tuple(g for g in pod.record.gates if g != gate)
-                    self._annotate(pod, annotations, gates=left, nominated=node)
+                    refused = pod.record.waiting_on_us and bool(gate)
+                    self._annotate(
+                        pod, annotations, gates=left, nominated=node, waiting_on_us=refused
+                    )
                 return ev.Lifted(uid)
             case act.AnnotatePod(uid=uid, annotations=annotations):
                 pod = self.pods[uid]
@@ -1271,11 +1276,16 @@ class World:
                     uid in state.book or not fits, "stuck", f"{uid} waits, {room} are free"
                 )
 
+    def _can_use(self, uid: str, node: str) -> bool:
+        """Whether kube-scheduler finds nothing against a node."""
+        return True
+
     def _schedule(self) -> None:
         """kube-scheduler binds the pods that a node was nominated for."""
         for uid, held in list(self.machine.state.held.items()):
             pod = self.pods[uid]
             is_open = not pod.is_gone and not pod.node and not pod.record.gates
+            is_open = is_open and self._can_use(uid, held.kube_node)
             if is_open and pod.record.nominated == held.kube_node and uid not in self.asks.values():
                 self.ops += 1
                 self.asks[self.ops] = uid

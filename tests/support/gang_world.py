@@ -14,10 +14,13 @@ import msgspec
 from slurmbridge.core import action as act
 from slurmbridge.core import event as ev
 from slurmbridge.core.settings import Eviction, Settings
+from slurmbridge.core.state import UNKNOWN_PROMISES
 from slurmbridge.pool import keys
 from slurmbridge.pool.group import Group
 from slurmbridge.pool.record import GpuRequest, PodRecord
 from tests.support.core_world import MOST_PODS, SETTINGS, ModelPod, World
+
+OTHER = "x/quota"
 
 
 class GangWorld(World):
@@ -27,11 +30,19 @@ class GangWorld(World):
         SETTINGS, eviction=Eviction(per_minute=4, share=0.01, at_least=1)
     )
     gangs_made = 0
-    more_weights: ClassVar[Mapping[str, int]] = {"make_again": 3, "cancel_places": 2}
+    more_weights: ClassVar[Mapping[str, int]] = {
+        "make_again": 3,
+        "cancel_places": 2,
+        "cannot_use": 3,
+        "other_gate_off": 3,
+    }
 
     def __post_init__(self) -> None:
         self.evicted: list[tuple[int, float, str, str]] = []
         self.confirmed: set[str] = set()
+        self.let_in: set[str] = set()
+        self.useless: dict[tuple[str, str], float] = {}
+        self.wanted: set[tuple[str, str]] = set()
         super().__post_init__()
 
     def make_pod(self, pick: int, how: int) -> None:
@@ -40,6 +51,8 @@ class GangWorld(World):
             return
         self.gangs_made += 1
         group = Group("own", "d", f"g{self.gangs_made}", size=size)
+        # One member may be behind a gate of others too, or have none at all.
+        first_gates = {3: (keys.GATE, OTHER), 5: (OTHER,), 7: ()}.get(how % 11, (keys.GATE,))
         for rank in range(size):
             self._make(
                 PodRecord(
@@ -52,7 +65,8 @@ class GangWorld(World):
                     cpus=1 + (rank if how % 5 == 0 else 0),
                     memory_mib=1,
                     grace_s=5,
-                    gates=(keys.GATE,),
+                    gates=(keys.GATE,) if rank else first_gates,
+                    waiting_on_us=not rank and not first_gates,
                     group=msgspec.structs.replace(group, rank=(rank,)),
                     annotations={keys.MODE: "queued"} if how % 4 < 2 else {},
                 )
@@ -97,6 +111,7 @@ class GangWorld(World):
                         gates=(keys.GATE,),
                         deleting_since=None,
                         bound_at=None,
+                        waiting_on_us=False,
                         annotations={
                             k: v for k, v in pod.record.annotations.items() if k == keys.MODE
                         },
@@ -116,14 +131,15 @@ class GangWorld(World):
             self.go_well()
 
     def _evicts(self, pod: ModelPod) -> None:
-        """So many pods a minute, and gangs without a person's word, as the settings say."""
+        """So many losses a minute, and gangs without a person's word, as the settings say."""
         uid, key, state = pod.record.uid, pod.record.group.key, self.machine.state
         again = {u for term, _, u, _ in self.evicted if term == self.terms}
         if uid not in again:
             self.evicted.append((self.terms, self.now, uid, key))
         recent = [e for e in self.evicted if e[0] == self.terms and self.now - e[1] < 60]
         budget = state.settings.eviction
-        self._demand(len(recent) <= budget.per_minute, "too_many_evictions", f"{recent}")
+        losses = {key for *_, key in recent}
+        self._demand(len(losses) <= budget.per_minute, "too_many_evictions", f"{recent}")
         gangs = {key for *_, key in recent} - self.confirmed
         self._demand(len(gangs) <= budget.at_least, "no_breaker", f"{gangs} go")
 
@@ -133,11 +149,63 @@ class GangWorld(World):
             lost = {uid for uid, entry in state.book.items() if entry.phase == "lost"}
             self.confirmed |= {self.pods[uid].record.group.key for uid in lost}
             self.confirmed |= {key for key, gang in state.waiting.gangs.items() if gang.cancelled}
+        if isinstance(event, ev.ClaimAsked):
+            self.wanted.add((event.uid, event.kube_node))
         super()._handle(event)
 
     def _start_machine(self) -> None:
         self.confirmed = set()
+        self.wanted.clear()
         super()._start_machine()
+
+    def cannot_use(self, pick: int, how: int) -> None:
+        """kube-scheduler finds that it cannot use the node of a claim for its pod."""
+        state = self.machine.state
+        pods = [
+            pod
+            for uid, pod in self.pods.items()
+            if not pod.is_gone and not pod.node and not pod.record.gates and uid in state.book
+        ]
+        if pods:
+            pod = pods[pick % len(pods)]
+            node = state.book[pod.record.uid].kube_node
+            self.useless[pod.record.uid, node] = self.now + 20 * (how % 5)
+            self._change(pod, waiting_on_us=True, claim_unseen=how % 4 == 0)
+
+    def other_gate_off(self, pick: int, how: int) -> None:
+        """Somebody else takes his gate off a pod."""
+        pods = [p for p in self.pods.values() if not p.is_gone and OTHER in p.record.gates]
+        if pods:
+            pod = pods[pick % len(pods)]
+            self._change(pod, gates=tuple(g for g in pod.record.gates if g != OTHER))
+
+    def settle(self, seconds: int = 260) -> None:
+        for _ in self.pods:
+            self.other_gate_off(0, 0)
+        super().settle(seconds)
+
+    def _can_use(self, uid: str, node: str) -> bool:
+        return self.now >= self.useless.get((uid, node), 0.0)
+
+    def _take_reply(self, reply: act.Reply) -> None:
+        uid = self.asks.get(reply.op, "")
+        super()._take_reply(reply)
+        if reply.reason or not uid:
+            return
+        state, key = self.machine.state, self.pods[uid].record.group.key
+        mates = [p for p in self.pods.values() if p.record.group.key == key]
+        book = {m.record.uid: state.book.get(m.record.uid) for m in mates}
+        is_begun = key in self.let_in or any(m.node for m in mates)
+        is_begun |= any(e is not None and e.promised >= UNKNOWN_PROMISES for e in book.values())
+        self.let_in.add(key)
+        for mate in () if is_begun else mates:
+            known = state.pods.get(mate.record.uid)
+            if known is None or known.is_over or known.deleting_since is not None:
+                continue
+            entry = book[known.uid]
+            ok = entry is not None and entry.phase == "held"
+            ok = ok and (known.uid, entry.kube_node) in self.wanted
+            self._demand(ok, "partial_gang", f"{uid} may be bound, {known.uid} may not")
 
     def _watch_action(self, action: act.Action) -> None:
         super()._watch_action(action)

@@ -242,6 +242,20 @@ async def test_a_node_is_nominated_for_a_gated_pod(session: KubeSession, place: 
     assert (found.nominated, found.gates) == ("gpu-1", (keys.GATE,))
 
 
+async def test_a_pod_that_was_refused_before_is_no_more_when_a_node_is_nominated_anew(
+    session: KubeSession, place: Place
+) -> None:
+    target = place.make()
+    refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    place.kube.api.patch(f"{place.path()}/status", {"status": {"conditions": [refused]}})
+    assert await nominate_node(session, *target, "gpu-1", is_anew=True)
+    found = await fetch_pod(session, target[0], target[1], RESOURCES)
+    assert found is not None
+    assert (found.nominated, found.waiting_on_us) == ("gpu-1", False)
+    conditions = [c for c in place.get()["status"]["conditions"] if c["type"] == "PodScheduled"]
+    assert [c["reason"] for c in conditions] == ["ClaimedAnew"]
+
+
 # Ending pods
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from slurmbridge.core import action as act
@@ -46,7 +47,9 @@ def natives(*nodes):
 
 
 def pool(*pods, busy=("n1", "n2", "n3"), **settings):
-    story = Story(*RACKS, settings=make_settings(**SETTINGS | settings))
+    story = Story(
+        *RACKS, settings=make_settings(settings.pop("policy", None), **SETTINGS | settings)
+    )
     for name, rack in RACKS.items():
         story.kube_nodes[name] = make_kube_node(name).but(labels={"x/rack": rack})
     return story.slurm(*natives(*busy)).start(*pods)
@@ -92,6 +95,45 @@ def test_a_gang_that_does_not_fit_waits_as_one_job_with_all_that_its_pods_say():
     assert request.ref == "default/g"
     assert none(story.actions, act.Allocate)
     assert none(story.pass_time(60), act.QueueGroup, act.Allocate, act.End)
+
+
+def test_a_gang_without_a_duration_asks_for_the_whole_time_that_plans_are_heeded():
+    story = pool(member(0), member(1))
+    assert queue(story).ask.minutes == 1440
+
+
+def test_it_asks_for_no_more_than_its_partition_allows():
+    story = pool(member(0), member(1), policy=make_policy(partition="gpu"))
+    snapshot = story.machine.state.snapshot
+    partition = Partition("gpu", "UP", tuple(RACKS), max_time_min=300)
+    story.machine.state.snapshot = msgspec.structs.replace(
+        snapshot, partitions={"gpu": partition, "short": Partition("short", "UP", (), 10)}
+    )
+    story.tick(at=4)
+    story.tick(at=5)
+    assert only(story.of(act.QueueGroup), act.QueueGroup).request.ask.minutes == 300
+
+
+def test_where_a_limit_forbids_the_long_time_it_asks_for_the_short_one():
+    story = pool(member(0), member(1))
+    queue(story)
+    story.forget()
+    held = place(70).but(reason="QOSMaxWallDurationPerJobLimit")
+    story.slurm(held).handle(ev.JobLooked(UID, 70, plain(held)))
+    assert only(story.of(act.End), act.End).job_id == 70
+    story.slurm(without=(70,)).pass_time(3)
+    assert only(story.of(act.QueueGroup), act.QueueGroup).request.ask.minutes == 60
+
+
+def test_who_is_put_off_by_a_renewal_is_told():
+    story = pool(member(0), member(1))
+    run(story, n3="0-7", n4="0-7")
+    story.slurm(place(70, n3="0-7", n4="0-7").but(end=story.now + 600))
+    story.slurm(make_job(800).planned(story.now + 700, "n3", "n4")).poll()
+    assert only(story.of(act.Extend), act.Extend).minutes == 60
+    told = only(story.of(act.Tell), act.Tell)
+    assert told.reason == "PlanDelayed"
+    assert none(story.pass_time(60), act.Tell)
 
 
 def test_its_pods_are_told_the_job_its_reason_and_when_it_is_to_start():
@@ -173,8 +215,10 @@ def test_when_it_starts_each_member_has_its_share_and_all_gates_come_off():
     assert lifted["uid-g0"] == lifted["uid-g1"] != lifted["uid-g2"] == lifted["uid-g3"]
     shares = {(e.slurm_node, e.gpus.indices) for e in story.machine.state.book.values()}
     assert shares == {(n, i) for n in ("n3", "n4") for i in ((0, 1, 2, 3), (4, 5, 6, 7))}
-    reply = only(story.ask(member(0, size=4, gpus=4), lifted["uid-g0"]), act.Reply)
-    assert (reply.job_id, reply.gpus) == (70, "0-3")
+    for i in range(4):
+        told = story.ask(member(i, size=4, gpus=4), lifted[f"uid-g{i}"])
+    replies = [a for a in told if isinstance(a, act.Reply)]
+    assert [(a.job_id, a.gpus) for a in replies] == [(70, "0-3"), (70, "4-7")] * 2
     assert story.free("n3") == story.free("n4") == 0
 
 
@@ -247,6 +291,22 @@ def test_a_preempted_claim_is_told_to_all_members_at_once_and_all_are_evicted():
     assert {a.uid for a in told if isinstance(a, act.Tell)} == {"uid-g0", "uid-g1"}
     assert {a.uid for a in story.of(act.Evict)} == {"uid-g0", "uid-g1"}
     assert none(story.pass_time(10), act.Tell)
+
+
+@pytest.mark.parametrize("when", ["as it starts", "before it is bound"])
+def test_a_claim_that_is_preempted_before_anybody_is_bound_is_given_back_and_asked_for_again(when):
+    story = pool(member(0), member(1), busy=())
+    taken = place(70, n1="0-7", n2="0-7")
+    if when == "as it starts":
+        taken.but(preempted_at=story.now)
+    lifts = story.slurm(taken).handle(ev.GroupAllocated(UID, plain(taken)))
+    assert none(lifts, act.Lift) is (when == "as it starts")
+    story.slurm(taken.but(preempted_at=story.now)).poll()
+    story.pass_time(1)
+    assert {a.job_id for a in story.of(act.End)} == {70}
+    story.slurm(without=(70,)).pass_time(8)
+    assert len(story.of(act.AllocateGroup)) == 2
+    assert none(story.actions, act.Evict)
 
 
 def test_a_large_gang_that_goes_as_a_whole_does_not_open_the_breaker():
@@ -329,6 +389,15 @@ def test_to_explain_a_pod_changes_nothing():
         story.gone(member(i))
     story.pass_time(2)
     assert {a.job_id for a in story.of(act.End)} == {70}
+
+
+def test_a_gang_that_is_larger_than_the_evictions_of_a_minute_goes_as_a_whole():
+    members = [member(i, size=16, gpus=1) for i in range(16)]
+    few = Eviction(per_minute=8, share=0.9, at_least=50)
+    story = pool(*members, busy=("n1", "n2", "n3", "n4"), eviction=few)
+    run(story, free=("n3", "n4"), n3="0-7", n4="0-7")
+    story.slurm(place(70, n3="0-7", n4="0-7").but(preempted_at=story.now)).pass_time(3)
+    assert len({a.uid for a in story.of(act.Evict)}) == 16
 
 
 def test_members_with_claims_of_their_own_go_together_too():
@@ -457,9 +526,9 @@ def evicted(story):
     return {a.uid for a in story.of(act.Evict)}
 
 
-def test_many_that_are_cancelled_are_evicted_within_the_budget_and_as_whole_gangs_first():
+def test_many_that_are_cancelled_are_evicted_within_the_budget_and_as_whole_gangs():
     gangs = many(8)
-    budget = Eviction(per_minute=6, at_least=50)
+    budget = Eviction(per_minute=3, at_least=50)
     story = pool(*(pod for gang in gangs for pod in gang), eviction=budget)
     cancel(story, gangs)
     story.pass_time(50)
@@ -592,6 +661,49 @@ def test_a_refused_claim_for_all_holds_nothing_and_the_third_try_finds_the_node_
     assert len(story.of(act.Allocate)) == 2
 
 
+def refuse_all(story, reason, seconds, told=None):
+    """Slurm refuses whatever is asked for at once, until the gang is queued; how often it was.
+
+    told: what was written on pods.
+    """
+    count = 0
+    for _ in range(seconds):
+        new, story.actions = story.actions, []
+        for action in new:
+            if isinstance(action, act.AllocateGroup):
+                story.handle(ev.GroupRefused(UID, reason, "violates policy"))
+            elif isinstance(action, act.Allocate):
+                story.handle(ev.AllocateRefused(action.uid, reason, "violates policy"))
+            elif isinstance(action, act.QueueGroup):
+                story.actions = new
+                return count
+            elif isinstance(action, act.AnnotatePod) and told is not None:
+                told.append(action)
+            count += isinstance(action, (act.AllocateGroup, act.Allocate))
+        story.pass_time(1)
+    story.actions = new
+    return count
+
+
+@pytest.mark.parametrize("as_one", [True, False])
+@pytest.mark.parametrize(
+    ("reason", "most"), [("limit", 2), ("qos", 2), ("priority", 2), ("busy", 12)]
+)
+def test_what_slurm_refuses_at_once_though_there_is_room_waits_in_its_queue(reason, most, as_one):
+    story = pool(member(0), member(1), busy=(), gangs_as_one=as_one)
+    assert refuse_all(story, reason, 120) <= most
+    assert only(story.of(act.QueueGroup), act.QueueGroup).request.members == 2
+
+
+def test_one_that_may_not_wait_in_the_queue_is_told_why_slurm_refuses_it():
+    story = pool(*(member(i, MODE="immediate") for i in range(2)), busy=())
+    told = []
+    assert 2 < refuse_all(story, "account", 90, told) < 20
+    text = "slurm: Slurm refuses the claim: violates policy"
+    assert {a.annotations[keys.REASON] for a in told} == {text}
+    assert none(told, act.QueueGroup)
+
+
 def test_two_gangs_with_room_for_one_ask_for_one_claim():
     other = [
         make_pod(f"h{i}")
@@ -699,6 +811,50 @@ def test_there_it_waits_in_a_partition_of_which_every_node_is_open_to_it():
     story = closed_to_one("25.05.2")
     story.partitions = [Partition("kube", "UP", ("n1", "n3", "n4"))]
     assert queue(story).exclude == ""
+
+
+def test_one_that_waits_for_one_rack_goes_to_another_that_has_room_for_a_while():
+    story = pool(*(member(i, wish="required:rack") for i in range(2)))
+    request = queue(story)
+    assert request.exclude == "n[1-2]"
+    assert none(story.pass_time(20), act.End, act.AllocateGroup)
+    story.forget().slurm(without=(901, 902)).pass_time(3)
+    assert none(story.actions, act.End, act.AllocateGroup)
+    story.pass_time(8)
+    assert only(story.of(act.End), act.End).job_id == 70
+    assert asked_now(story)[0].nodes == ("n1", "n2")
+
+
+def test_one_that_is_to_be_queued_waits_for_its_place():
+    story = pool(*(member(i, wish="required:rack", MODE="queued") for i in range(2)))
+    queue(story)
+    story.forget().slurm(without=(901, 902)).pass_time(20)
+    assert none(story.actions, act.End, act.AllocateGroup)
+
+
+def test_a_single_pod_that_is_to_be_queued_waits_as_a_job_in_a_full_pool_too():
+    one = make_pod("solo").gpus(8).but(gates=(keys.GATE,)).wrote(MODE="queued", DURATION="1h")
+    story = pool(one, busy=tuple(RACKS))
+    asked = only(story.of(act.QueueGroup), act.QueueGroup)
+    assert (asked.request.members, asked.request.ref) == (1, "default/solo")
+    assert none(story.pass_time(5), act.Queue, act.Allocate)
+    job = place(70).but(comment=write_comment(ClaimId(CLUSTER, asked.uid, "group"), "default/solo"))
+    story.slurm(job).handle(ev.GroupQueued(asked.uid, 70))
+    story.slurm(job.state("RUNNING").on("n3", "0-7"), without=(903,))
+    lift = only(story.handle(ev.JobLooked(asked.uid, 70, plain(job))), act.Lift)
+    assert (lift.kube_node, lift.annotations[keys.SHARE]) == ("n3", "70/n3/0-7")
+    story.see(one.but(gates=(), nominated="n3").wrote(SHARE="70/n3/0-7"))
+    reply = only(story.ask(one, "n3"), act.Reply)
+    assert (reply.job_id, reply.gpus) == (70, "0-7")
+    story.see(one.on("n3", 70, "0-7"))
+    story.pass_time(2)
+    # Found in its claim by the next leader, and the claim ends with the pod.
+    story.forget().again(one).pass_time(3)
+    assert story.phase(one) == "bound"
+    assert none(story.actions, act.End, act.Cover, act.Evict)
+    story.see(one.over())
+    story.pass_time(60)
+    assert {a.job_id for a in story.of(act.End)} == {70}
 
 
 def test_nodes_of_a_group_without_room_for_kubernetes_are_left_out():

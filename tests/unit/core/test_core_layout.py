@@ -8,6 +8,7 @@ from slurmbridge.core import action as act
 from slurmbridge.core.room import wishes_of
 from slurmbridge.pool import keys
 from slurmbridge.pool.group import Group
+from slurmbridge.pool.nodefit import NodeFit
 from slurmbridge.topology.gang import SegmentWish, Wish
 from tests.support.builders import (
     Story,
@@ -23,7 +24,7 @@ def member(i, size, gpus=8, *, kind="", notes=None, selector=None, name="g"):
     made = Group("own", "default", name, size=size, rank=(i,))
     pod = make_pod(f"{name}{i}").gpus(gpus, kind)
     wanted = tuple((selector or {}).items())
-    return pod.but(gates=(keys.GATE,), group=made, annotations=notes or {}, selector=wanted)
+    return pod.but(gates=(keys.GATE,), group=made, annotations=notes or {}, fit=NodeFit(wanted))
 
 
 def pool(racks, *pods, jobs=(), types=None, labels=None, **settings):

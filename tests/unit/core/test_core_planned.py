@@ -7,6 +7,7 @@ import pytest
 from slurmbridge.core import action as act
 from slurmbridge.core import event as ev
 from slurmbridge.pool import keys
+from slurmbridge.pool.nodefit import NodeFit
 from tests.support.builders import (
     T0,
     Story,
@@ -237,7 +238,7 @@ def test_a_cordoned_node_and_one_without_the_labels_are_left_out():
     story.kube_nodes["n1"] = make_kube_node("n1").but(unschedulable=True, labels={"k": "v"})
     story.kube_nodes["n2"] = make_kube_node("n2").but(labels={"k": "v"})
     story.start()
-    assert asked(story.see(gated().but(selector=(("k", "v"),)))) == [("a", "n2")]
+    assert asked(story.see(gated().but(fit=NodeFit((("k", "v"),))))) == [("a", "n2")]
 
 
 def test_a_pod_that_can_be_served_nowhere_is_told_once():

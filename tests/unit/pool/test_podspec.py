@@ -235,7 +235,7 @@ def test_of_what_a_user_may_make_endlessly_long_a_part_is_kept() -> None:
 def test_a_node_selector_beyond_all_sense_is_told_and_not_kept() -> None:
     wanted = {f"label-{i}": "x" for i in range(65)}
     record = pod(box(1), nodeSelector=wanted)
-    assert (record.gpu, record.selector) == (None, ())
+    assert (record.gpu, record.fit.selector) == (None, ())
     assert "nodeSelector has more than 64 labels" in record.fault
     assert len(pod(box(1), nodeSelector=dict([*wanted.items()][:64])).selector) == 64
     assert pod(box(), nodeSelector=wanted).fault == ""
