@@ -237,7 +237,7 @@ def test_a_node_selector_beyond_all_sense_is_told_and_not_kept() -> None:
     record = pod(box(1), nodeSelector=wanted)
     assert (record.gpu, record.fit.selector) == (None, ())
     assert "nodeSelector has more than 64 labels" in record.fault
-    assert len(pod(box(1), nodeSelector=dict([*wanted.items()][:64])).selector) == 64
+    assert len(pod(box(1), nodeSelector=dict([*wanted.items()][:64])).fit.selector) == 64
     assert pod(box(), nodeSelector=wanted).fault == ""
 
 
