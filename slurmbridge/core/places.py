@@ -43,6 +43,15 @@ def topology(state: State, index: ViewIndex) -> TopologyIndex:
     return waiting.topology.index
 
 
+def switch_heights(state: State, index: ViewIndex) -> tuple[int, ...]:
+    """Heights of the levels of slurmctld's own switch tree, leaf switches first; () without one."""
+    places, made = topology(state, index), state.waiting.topology
+    own = made.switch_levels if made is not None and state.waiting.topology_text else ()
+    if not own or own[0] not in places.height_of:
+        return ()
+    return tuple(places.height_of[name] for name in own if name in places.height_of)
+
+
 def _build(state: State, index: ViewIndex) -> Topology:
     waiting, settings = state.waiting, state.settings
     labels = {}

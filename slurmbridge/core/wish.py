@@ -2,7 +2,8 @@
 
 Slurm chooses the nodes, when it comes to that: what it must know is said here. Nodes that
 Kubernetes cannot use are left out; a required level is one domain of the tree, the one that is
-likely to have room first; a preferred one is asked for by the number of switches.
+likely to have room first; a preferred one is asked for by the number of leaf switches, where it is
+a level of Slurm's own tree.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 import numpy as np
 
 from slurmbridge.core import publish, shares
-from slurmbridge.core.places import topology
+from slurmbridge.core.places import switch_heights, topology
 from slurmbridge.core.room import Room, Wishes, useless_nodes, wishes_of
 from slurmbridge.core.state import State
 from slurmbridge.core.waiting import GangState
@@ -81,15 +82,16 @@ def request_of(state: State, gang: GangState, members: list[PodRecord]) -> Group
     usable = _usable(state, index, members, first.gpu.count * len(members))
     rooms = np.where(usable, total, 0).astype(np.int64)
     sizes = Gang((first.gpu.count,) * len(members))
-    if not isinstance(pack(places, rooms, sizes, wish, climb=climb, candidates=usable), Placement):
+    empty = pack(places, rooms, sizes, wish, climb=climb, candidates=usable)
+    if not isinstance(empty, Placement):
         return None
     switches = constraint = ""
     if wish.mode == "required":
         domains = _domains(state, index, rooms // first.gpu.count, len(members), wish)
         constraint = _constraint(state, index, [d & usable for d in domains])
         usable &= np.logical_or.reduce(domains) if constraint else domains[0]
-    elif wish.mode == "preferred" and state.waiting.topology_text and not climb:
-        switches = f"1@{int(limit) // 60}:{int(limit) % 60:02d}"
+    elif wish.mode == "preferred" and not climb and (count := _leaves(state, index, wish, empty)):
+        switches = f"{count}@{int(limit) // 60}:{int(limit) % 60:02d}"
     open_nodes = {state.slurm_of.get(index.names[row], "") for row in np.flatnonzero(usable)}
     partition = state.snapshot.partitions.get(first.partition)
     offered = state.snapshot.nodes if partition is None else partition.nodes
@@ -203,6 +205,19 @@ def _usable(state: State, index: ViewIndex, members: list[PodRecord], gpus: int)
             and all(node.takes(fit) for fit in fits)
         )
     return usable
+
+
+def _leaves(state: State, index: ViewIndex, wish: Wish, empty: Placement) -> int:
+    """How many leaf switches the gang needs in the empty pool: what `--switches` counts.
+
+    0: Slurm cannot be asked for the level (it is none of its own tree), or need not be (the whole
+    pool is one domain of it).
+    """
+    places, heights = topology(state, index), switch_heights(state, index)
+    height = places.height_of.get(wish.level)
+    if height not in heights or len(places.names[height]) < 2:
+        return 0
+    return len(np.unique(places.domain[heights[0]][places.place[list(empty.rows)]]))
 
 
 def _domains(

@@ -33,6 +33,8 @@ class Topology(msgspec.Struct, frozen=True, eq=False):
     """One generation. graph: domains `(level, name)` and nodes `("node", name)`, a forest.
 
     record: the same as values for a wire; index: for requests; problems: of all sources.
+    switch_levels: names of the levels of the most trusted source if that is a switch tree, leaf
+    switches first; () otherwise.
     """
 
     generation: int
@@ -40,6 +42,7 @@ class Topology(msgspec.Struct, frozen=True, eq=False):
     record: TopologyRecord
     index: TopologyIndex
     problems: tuple[Problem, ...]
+    switch_levels: tuple[str, ...] = ()
 
 
 def build(
@@ -83,7 +86,10 @@ def build(
         if unplaced:
             text = f"{len(unplaced)} pool nodes are in no source and stand alone: "
             problems.append(Problem("topology", text + sample(unplaced)))
-    return Topology(generation, graph, record, compile_index(record), tuple(problems))
+    switch_levels = places[0].levels if sources and isinstance(sources[0], SwitchTree) else ()
+    return Topology(
+        generation, graph, record, compile_index(record), tuple(problems), switch_levels
+    )
 
 
 def places_of_tree(tree: SwitchTree) -> tuple[Places, list[Problem]]:
