@@ -201,7 +201,7 @@ def test_a_node_that_kube_scheduler_cannot_use_is_given_back_and_another_one_cla
     holder["spec"]["containers"][0]["ports"] = port
     pool.kube.api.create(holder)
     submit(pool, "--gres=gpu:4", "--mem=100", f"--nodelist={nodes[2]}")
-    wait_for("the job runs", lambda: pool.checker.sample().native_running == 1, 15)
+    wait_for("the job is seen", lambda: product.cli("status")["gpus"]["native"] == 4, 20, 0.3)
     picky = pod("picky", gpus=2)
     picky["spec"]["containers"][0]["ports"] = port
     pool.kube.api.create(picky)
