@@ -39,6 +39,7 @@ JOBSET_ATTEMPT: Final = "jobset.sigs.k8s.io/restart-attempt"
 JOBSET_GLOBAL: Final = "jobset.sigs.k8s.io/job-global-index"
 KUBEFLOW_NAME: Final = "training.kubeflow.org/job-name"
 KUBEFLOW_TYPE: Final = "training.kubeflow.org/replica-type"
+KUBEFLOW_ROLE: Final = "training.kubeflow.org/job-role"
 KUBEFLOW_INDEX: Final = "training.kubeflow.org/replica-index"
 COMPLETION_INDEX: Final = "batch.kubernetes.io/job-completion-index"
 
@@ -151,7 +152,10 @@ def _named(
         path = f"apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets/{name}"
         return Group("jobset", namespace, name, made, None, SizeFrom((path,)), (job, *rank))
     if name := labels.get(KUBEFLOW_NAME, ""):
-        role = labels.get(KUBEFLOW_TYPE, "").lower()
+        role = (labels.get(KUBEFLOW_TYPE) or labels.get(KUBEFLOW_ROLE, "")).lower()
+        if role == "launcher" and owner is not None and owner.kind == "Job":
+            # Of an MPIJob v2: made when the workers are ready, where its user asks for that.
+            return None
         number = _number(labels.get(KUBEFLOW_INDEX, "")) or 0
         order = (0 if role in _FIRST_ROLES else 1, number)
         return Group("kubeflow", namespace, name, by, None, _of_owner(namespace, owner), order)
@@ -164,7 +168,7 @@ def read_group(path: str, value: Any) -> GroupObject | None:
     """What an object tells of its group; None: no size. path: one of its `SizeFrom`.
 
     PodGroup: `spec.minMember`, or `spec.schedulingPolicy.gang.minCount` of the built-in one.
-    JobSet: the pods of all its Jobs. Kubeflow: all replicas.
+    JobSet: the pods of all its Jobs. Kubeflow: all replicas; of an MPIJob v2 its workers.
     """
     spec = value.get("spec") if isinstance(value, dict) else None
     if not isinstance(spec, dict):
@@ -187,7 +191,8 @@ def _size(path: str, spec: dict[str, Any]) -> int | None:
         return sum(int(j.get("replicas", 1)) * _pods_of_job(j["template"]["spec"]) for j in jobs)
     for name, replicas in spec.items():
         if name.endswith("ReplicaSpecs"):
-            return sum(int(r.get("replicas", 1)) for r in replicas.values())
+            roles = {"Worker"} if "/v2beta1/" in path else replicas.keys()
+            return sum(int(replicas[role].get("replicas", 1)) for role in roles)
     return None
 
 

@@ -60,8 +60,8 @@ def product(cluster: ClusterFactory) -> Iterator[Product]:
     groups.define_all(api)
     # The policy names the resources of the pool: here there is a second one.
     text = POLICY.read_text().replace(
-        f"'{GPU}' in c.resources.limits",
-        f"('{GPU}' in c.resources.limits || '{H100}' in c.resources.limits)",
+        f"['{GPU}']",
+        f"['{GPU}', '{H100}']",
     )
     assert H100 in text
     started.kube.kubectl("apply", "-f", "-", stdin=text)
@@ -214,6 +214,19 @@ def test_a_pytorch_job_puts_its_master_first(pool: Cluster, product: Product) ->
     told = explain(product, "pt-master-0")
     assert (told["kind"], told["size"]) == ("kubeflow", 3)
     assert told["members"][0]["pod"] == "default/pt-master-0"
+
+
+def test_the_workers_of_an_mpi_job_start_before_its_launcher_has_come(
+    pool: Cluster, product: Product
+) -> None:
+    spec = {"mpiReplicaSpecs": {"Launcher": {"replicas": 1}, "Worker": {"replicas": 2}}}
+    made = groups.make(pool.kube.api, groups.MPI, "mpi", spec)
+    pool.kube.api.create_all(groups.mpi_workers(made, 8))
+    nodes = wait_bound(pool, "mpi-worker-", 2)
+    assert len({rack_of(n) for n in nodes}) == 1
+    assert explain(product, "mpi-worker-0")["size"] == 2
+    pool.kube.api.create(groups.mpi_launcher(made, 1))
+    wait_bound(pool, "mpi-launcher-", 1)
 
 
 # Life of groups

@@ -21,7 +21,8 @@ COSCHEDULING = ("scheduling.x-k8s.io", "v1alpha1", "podgroups", "PodGroup")
 JOBSET = ("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet")
 LWS = ("leaderworkerset.x-k8s.io", "v1", "leaderworkersets", "LeaderWorkerSet")
 PYTORCH = ("kubeflow.org", "v1", "pytorchjobs", "PyTorchJob")
-KINDS = (COSCHEDULING, JOBSET, LWS, PYTORCH)
+MPI = ("kubeflow.org", "v2beta1", "mpijobs", "MPIJob")
+KINDS = (COSCHEDULING, JOBSET, LWS, PYTORCH, MPI)
 JOBS = "/apis/batch/v1/namespaces/default/jobs"
 BUILT_IN_ARGS = (
     "--feature-gates=GenericWorkload=true",
@@ -183,6 +184,39 @@ def kubeflow_pods(made: Object, gpus: dict[str, int]) -> list[Object]:
             body["metadata"]["ownerReferences"] = [owner(made)]
             pods.append(body)
     return pods
+
+
+def mpi_workers(made: Object, gpus: int) -> list[Object]:
+    """Workers of an MPIJob v2, as mpi-operator makes them."""
+    pods = []
+    for i in range(made["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"]):
+        labels = _mpi_labels(made, "worker") | {"training.kubeflow.org/replica-index": str(i)}
+        body = pod(f"{made['metadata']['name']}-worker-{i}", gpus=gpus, labels=labels)
+        body["metadata"]["ownerReferences"] = [owner(made)]
+        pods.append(body)
+    return pods
+
+
+def mpi_launcher(made: Object, gpus: int) -> Object:
+    """The Job of the launcher of an MPIJob v2; its pod is made by the Job controller."""
+    name = f"{made['metadata']['name']}-launcher"
+    body = pod(name, gpus=gpus, labels=_mpi_labels(made, "launcher"))
+    template = {"metadata": {"labels": body["metadata"]["labels"]}, "spec": body["spec"]}
+    template["spec"]["restartPolicy"] = "Never"
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "namespace": "default", "ownerReferences": [owner(made)]},
+        "spec": {"template": template},
+    }
+
+
+def _mpi_labels(made: Object, role: str) -> dict[str, str]:
+    return {
+        "training.kubeflow.org/operator-name": "mpi-operator",
+        "training.kubeflow.org/job-name": made["metadata"]["name"],
+        "training.kubeflow.org/job-role": role,
+    }
 
 
 def own_pods(name: str, size: int, gpus: int, notes: dict[str, str] | None = None) -> list[Object]:

@@ -9,6 +9,12 @@ from slurmbridge.pool.group import group_of, read_group
 from slurmbridge.pool.raw import RawPod
 
 OWNER = {"controller": True, "apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "u1"}
+MPI = {
+    "training.kubeflow.org/operator-name": "mpi-operator",
+    "training.kubeflow.org/job-name": "m",
+    "training.kubeflow.org/replica-index": "2",
+}
+MPI_JOB = OWNER | {"apiVersion": "kubeflow.org/v2beta1", "kind": "MPIJob", "name": "m"}
 TORCH = OWNER | {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob"}
 
 
@@ -93,6 +99,10 @@ CASES = {
         ),
         ("kubeflow", "t", "u1", None, (1, 1)),
     ),
+    "a worker of an MPIJob v2": (
+        pod(MPI | {"training.kubeflow.org/job-role": "worker"}, owner=MPI_JOB),
+        ("kubeflow", "m", "u1", None, (1, 2)),
+    ),
 }
 
 
@@ -153,6 +163,12 @@ def test_the_annotation_wins_over_the_object():
             {"pytorchReplicaSpecs": {"Master": {}, "Worker": {"replicas": 3}}},
             4,
         ),
+        (
+            "apis/kubeflow.org/v2beta1/x",
+            {"mpiReplicaSpecs": {"Launcher": {"replicas": 1}, "Worker": {"replicas": 3}}},
+            3,
+        ),
+        ("apis/kubeflow.org/v2beta1/x", {"mpiReplicaSpecs": {"Launcher": {}}}, None),
         ("apis/scheduling.x-k8s.io/v1alpha1/x", {}, None),
         ("apis/scheduling.x-k8s.io/v1alpha1/x", {"minMember": "many"}, None),
         ("apis/jobset.x-k8s.io/v1alpha2/x", {"replicatedJobs": [3]}, None),
@@ -178,6 +194,13 @@ def test_an_object_tells_when_it_was_made():
 def test_the_built_in_group_is_looked_for_in_the_versions_of_both_releases():
     group = group_of(pod(spec={"schedulingGroup": {"podGroupName": "pg"}}))
     assert [p.split("/")[2] for p in group.size_from.paths] == ["v1beta1", "v1alpha2"]
+
+
+def test_the_launcher_of_an_mpi_job_v2_waits_for_nobody_and_nobody_for_it():
+    job = OWNER | {"apiVersion": "batch/v1", "kind": "Job", "name": "m-launcher"}
+    assert group_of(pod(MPI | {"training.kubeflow.org/job-role": "launcher"}, owner=job)) is None
+    worker = group_of(pod(MPI | {"training.kubeflow.org/job-role": "worker"}, owner=MPI_JOB))
+    assert worker.size_from.paths == ("apis/kubeflow.org/v2beta1/namespaces/d/mpijobs/m",)
 
 
 @pytest.mark.parametrize(
