@@ -21,6 +21,7 @@ from slurmbridge.core import (
     publish,
     release,
     room,
+    running,
     shares,
     split,
     ticket,
@@ -523,11 +524,14 @@ def explain(state: State, pod: PodRecord) -> dict[str, object] | None:
     """What there is to say of a pod's group; None: a single pod."""
     if pod.group is None:
         return None
-    gang = state.waiting.gangs.get(pod.group.key)
+    gang = state.waiting.gangs.get(pod.group.key) or running.found(state, pod.group)
     if gang is None:
         return {"name": pod.group.name, "kind": pod.group.kind, "planned": False}
     rows = []
     members = _there(state, gang)
+    level, domain, spread = gang.level, gang.domain, gang.spread
+    if not level:  # of an earlier leader's plan
+        level, domain, spread = running.place(state, members)
     for rank, member in enumerate(members):
         entry = state.book.get(member.uid)
         rows.append(
@@ -549,10 +553,10 @@ def explain(state: State, pod: PodRecord) -> dict[str, object] | None:
         "slurmJob": ticket.explain(state, gang),
         "whyNotNow": gang.short if gang.uid in state.waiting.tickets else None,
         "attempts": gang.attempts,
-        "level": gang.level or None,
-        "domain": gang.domain or None,
+        "level": level or None,
+        "domain": domain or None,
         "whyNotLower": list(gang.shorts),
-        "spread": gang.spread,
+        "spread": spread,
         "topology": room.said(members, keys.TOPOLOGY) or None,
         "segment": room.said(members, keys.SEGMENT) or None,
         "members": rows,

@@ -30,6 +30,7 @@ from slurmbridge.pool.record import (
     SlurmSnapshot,
 )
 from slurmbridge.pool.view import HeldClaim, NodeView, Window
+from slurmbridge.topology.index import TopologyIndex
 
 NO_GPUS = GpuUse()
 UNKNOWN_PROMISES = 2
@@ -254,7 +255,7 @@ class State:
     in_use: tuple[int, frozenset[str]] = (0, frozenset())
     by_group: tuple[int, dict[str, list[PodRecord]]] = (0, {})
     domains: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    placed_by: object = None
+    placed_by: TopologyIndex | None = None
     pods_listed: bool = False
     nodes_listed: bool = False
     nodes_since: float = float("inf")

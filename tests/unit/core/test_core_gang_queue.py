@@ -448,6 +448,34 @@ def test_after_a_kill_bound_members_are_found_in_their_shares():
     assert {e.group for e in story.machine.state.book.values()} == {UID}
 
 
+def test_after_a_kill_explain_tells_of_a_running_gang_what_it_told_before():
+    story = pool(member(0), member(1))
+    pods = run(story, n3="0-7", n4="0-7")
+    before = explain(story.machine.state, "default", "g1")["group"]
+    story.again(*pods.values())
+    story.machine.view()
+    told = explain(story.machine.state, "default", "g1")["group"]
+    assert (told["planned"], told["level"], told["domain"]) == (True, "rack", "r2")
+    assert told["slurmJob"] == {"jobId": 70, "state": "RUNNING", "members": 2}
+    assert [row["node"] for row in told["members"]] == ["n3", "n4"]
+    assert {name for name in told if told[name] != before[name]} <= {"attempts", "whyNotLower"}
+    assert story.machine.state.waiting.gangs == {}
+
+
+def test_after_a_kill_explain_tells_of_members_with_claims_of_their_own():
+    pods = [member(i, TOGETHER="uid-g0").but(gates=()) for i in range(2)]
+    alone = make_pod("x").gpus(8).but(group=Group("own", "default", "other", size=1))
+    for i, pod in enumerate([*pods, alone]):
+        pod.on(f"n{i + 1}", 7 + i, "0-7")
+    story = pool(*pods, alone, busy=())
+    story.machine.view()
+    told = explain(story.machine.state, "default", "g0")["group"]
+    assert (told["planned"], told["slurmJob"], told["spread"]) == (True, None, {"node": 2})
+    assert (told["level"], told["domain"], told["size"]) == ("rack", "r1", 2)
+    # Bound by itself: nobody has planned it.
+    assert explain(story.machine.state, "default", "x")["group"]["planned"] is False
+
+
 def test_after_a_kill_a_share_that_no_pod_names_is_left_alone_for_a_while():
     story = pool(member(0), member(1))
     pods = run(story, n3="0-7", n4="0-7")
