@@ -1187,7 +1187,8 @@ class World:
                     self._demand(not free & set(pod.uses), "freed_in_view", text)
             for uid, known in state.aside.pods.items():
                 if known.node == name and not known.is_over and self.pods[uid].runs(self.now):
-                    taken = free & set(self.pods[uid].uses) if view.free_total else ()
+                    offers = view is not None and view.free_total
+                    taken = free & set(self.pods[uid].uses) if offers else ()
                     self._demand(not taken, "freed_in_view", f"{uid} is set aside and uses {taken}")
             for job in self.slurm.jobs.values():
                 is_known = (
