@@ -130,9 +130,13 @@ class GangWorld(World):
         for _ in range(how // 2 % 3):
             self.go_well()
 
+    def _gang_of(self, pod: ModelPod) -> str:
+        """Key of the gang that it was let go with."""
+        return pod.record.group.key
+
     def _evicts(self, pod: ModelPod) -> None:
         """So many losses a minute, and gangs without a person's word, as the settings say."""
-        uid, key, state = pod.record.uid, pod.record.group.key, self.machine.state
+        uid, key, state = pod.record.uid, self._gang_of(pod), self.machine.state
         again = {u for term, _, u, _ in self.evicted if term == self.terms}
         if uid not in again:
             self.evicted.append((self.terms, self.now, uid, key))
@@ -147,7 +151,7 @@ class GangWorld(World):
         if isinstance(event, ev.BreakerAnswered) and event.confirm:
             state = self.machine.state  # what is known by now may go
             lost = {uid for uid, entry in state.book.items() if entry.phase == "lost"}
-            self.confirmed |= {self.pods[uid].record.group.key for uid in lost}
+            self.confirmed |= {self._gang_of(self.pods[uid]) for uid in lost}
             self.confirmed |= {key for key, gang in state.waiting.gangs.items() if gang.cancelled}
         if isinstance(event, ev.ClaimAsked):
             self.wanted.add((event.uid, event.kube_node))
@@ -232,6 +236,12 @@ class GangWorld(World):
         """No gang that is complete waits for ever while the nodes would take all of it."""
         super()._check_nobody_waits_beside_room()
         state = self.machine.state
+        # Pods that are set aside and have no claim: Slurm gives their node to places in its queue
+        # again and again, and each is given back, until somebody deletes the pods.
+        if any(
+            uid in ledger.uncovered for ledger in state.ledgers.values() for uid in state.aside.pods
+        ):
+            return
         free = [v.free_total for v in state.views.values() if v.agent and not v.blocked]
         for gang in state.waiting.gangs.values():
             pods = [state.pods[uid] for uid in gang.members if uid in state.pods]

@@ -206,8 +206,12 @@ class OddGangWorld(Odd, GangWorld):
     def _evicts(self, pod: ModelPod) -> None:
         """Their own ends are as good as a person's word."""
         if any(self._is_at_its_end(mate) for mate in self._mates(pod)):
-            self.confirmed = {*self.confirmed, pod.record.group.key}
+            self.confirmed = {*self.confirmed, self._gang_of(pod)}
         super()._evicts(pod)
+
+    def _gang_of(self, pod: ModelPod) -> str:
+        """Whatever its labels say since."""
+        return self.were.get(pod.record.uid) or super()._gang_of(pod)
 
     def _uids(self, pod: ModelPod) -> tuple[str, ...]:
         """The claim that it was given stays its claim."""
