@@ -1,6 +1,8 @@
 """What the audit finds on a real node: told as an event, a metric and a report, and closed by policy."""
 
+import base64
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurmbridge.node import slurm_script as script
+from slurmbridge.node._gen import deviceplugin_pb2 as pb
 from tests.support.node_pool import unique, wait
 
 NODE = "gpu002"
@@ -80,5 +83,56 @@ def test_a_process_on_a_gpu_outside_its_claim_is_an_event_a_metric_and_a_quarant
         assert 'slurmbridge_node_findings{kind="outside_claim"} 1.0' in pool.metrics(NODE)
     pool.wait_gpus(NODE)
     assert found(pool, "outside_claim") == []
+    pool.delete(name)
+    wait(lambda: not pool.get(name), 30, "gone")
+
+
+def test_a_pod_whose_image_shows_all_gpus_and_one_that_mounts_all_devices_are_named(strict):
+    pool = strict
+    shows, mounts = unique("shows-all"), unique("mounts-all")
+    # As of an image: the pod's spec says nothing of it, its process has it.
+    every = pool.pod(shows, 0, spec={"nodeName": NODE})
+    (container,) = every["spec"]["containers"]
+    container["command"] = ["env", "NVIDIA_VISIBLE_DEVICES=all", "sleep", "1000"]
+    pool.kube.api.create(every)
+    other = pool.pod(mounts, 0, spec={"nodeName": NODE})
+    other["spec"]["volumes"].append({"name": "dev", "hostPath": {"path": "/dev"}})
+    other["spec"]["containers"][0]["volumeMounts"].append({"name": "dev", "mountPath": "/all"})
+    pool.kube.api.create(other)
+
+    def named():
+        return sorted(
+            text.split(" can reach GPUs past its claim: ") for text in found(pool, "loose_pod")
+        )
+
+    expected = [
+        [f"pod default/{mounts}", "hostPath /dev"],
+        [f"pod default/{shows}", "it runs with NVIDIA_VISIBLE_DEVICES=all"],
+    ]
+    wait(lambda: named() == sorted(expected), 40, "findings", pool.snapshot, NODE)
+    # They have no GPU of their own that could be closed.
+    assert pool.node[NODE].allocatable() == pool.gpus
+    for name in (shows, mounts):
+        pool.delete(name, grace_s=0)
+        wait(lambda n=name: not pool.get(n), 30, "gone")
+
+
+def test_the_kubelet_takes_cdi_names_of_the_claims_gpus_and_keeps_them(strict):
+    """What it hands to the runtime is up to its version: containerd 1.6 knows no CDI devices."""
+    pool = strict
+    name = unique("cdi")
+    claim = runs(pool, name, 2)
+    checkpoint = pool.node[NODE].plugins / "kubelet_internal_checkpoint"
+
+    def entries():
+        every = json.loads(checkpoint.read_text())["Data"]["PodDeviceEntries"]
+        return [e for e in every or () if e["PodUID"] == claim.uid]
+
+    wait(entries, 20, "checkpoint")
+    (entry,) = entries()
+    answer = pb.ContainerAllocateResponse.FromString(base64.b64decode(entry["AllocResp"]))
+    uuids = [pool.uuid(NODE, index) for index in claim.gpus]
+    assert [d.name for d in answer.cdi_devices] == [f"nvidia.com/gpu={uuid}" for uuid in uuids]
+    assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == ",".join(uuids)
     pool.delete(name)
     wait(lambda: not pool.get(name), 30, "gone")
