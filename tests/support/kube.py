@@ -440,6 +440,10 @@ class KubeCluster:
         """End any process of the cluster by its name, `etcd` included, with SIGKILL."""
         self._keep.kill(name)
 
+    def poll(self, name: str) -> int | None:
+        """Exit status of any process of the cluster, None while it runs."""
+        return self._keep.poll(name)
+
     def send(self, name: str, number: signal.Signals) -> None:
         """Send a signal to any process of the cluster, e.g. SIGSTOP."""
         self._keep.send(name, number)

@@ -118,6 +118,15 @@ class Faults:
                 with contextlib.suppress(*AWAY):
                     part.start()
                     self.done[f"{part.kind} ended and was restarted"] += 1
+        ours = {f"bridge-{i}": self.product.start_bridge for i in range(self.product.bridges)}
+        ours |= {
+            f"extender-{i}": self.product.start_extender for i in range(self.product.extenders)
+        }
+        for name, start in ours.items():
+            # A bridge whose last term does not end exits, and its Deployment starts it again.
+            if name not in self.active and self.ground.kube.poll(name) is not None:
+                start(int(name.rpartition("-")[2]))
+                self.done[f"{name.partition('-')[0]} ended and was restarted"] += 1
         try:
             self._resume()
         except AWAY:
