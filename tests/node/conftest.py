@@ -31,7 +31,7 @@ def figures():
     return Figures()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def pool():
     with NodePool() as started:
         yield started
