@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from slurmbridge.pool import keys
 from tests.e2e.scene import PODS, claims, events_of, get_pod, is_bound, wait_for
 from tests.support.altered import FAILS
 from tests.support.kube_objects import pod
@@ -22,14 +23,14 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture(name="product")
 def _product(cluster: ClusterFactory) -> Iterator[Product]:
-    """Two nodes; the core fails over pods with the label `poison`."""
+    """Two nodes; the core fails over pods with the rank `poison`."""
     started = cluster(SlurmConfig(nodes=2, gpus_per_node=8), scheduler=False)
     with Product(started, altered=True, env={FAILS: "poison"}) as running:
         yield running
 
 
-def _label(product: Product, name: str) -> None:
-    change: dict[str, Any] = {"metadata": {"labels": {"poison": "yes"}}}
+def _poison(product: Product, name: str) -> None:
+    change: dict[str, Any] = {"metadata": {"annotations": {keys.RANK: "poison"}}}
     product.cluster.kube.api.patch(f"{PODS}/{name}", change)
 
 
@@ -47,7 +48,7 @@ def test_a_pod_over_which_the_bridge_fails_is_set_aside_and_all_others_are_serve
         api.create(pod("bad", gpus=2))
         wait_for("it runs", lambda: is_bound(pool, "bad"), 20)
         (claim,) = claims(pool)
-        _label(product, "bad")
+        _poison(product, "bad")
         wait_for("it is set aside", lambda: _set_aside(product) == 1, 20, 0.3)
         assert product.metrics()["slurmbridge_leader"] == 1
         (aside,) = product.cli("status")["setAside"]

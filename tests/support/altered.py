@@ -3,7 +3,7 @@
     python -m tests.support.altered run --config FILE
 
 is `python -m slurmbridge run ...` with what the environment asks for:
-`SLURMBRIDGE_TEST_FAILS`: the core fails over pods with this label, half-way through a change.
+`SLURMBRIDGE_TEST_FAILS`: the core fails over pods with this rank, half-way through a change.
 `SLURMBRIDGE_TEST_CLOCK`: a file with the seconds by which the host's clock is wrong; it may change at
 any time. `SLURMBRIDGE_TEST_DRIVER`: `<folder of the Slurm cluster>:<node>`, for an agent whose driver is
 played (played_driver.py). `SLURMBRIDGE_TEST_WITHOUT`: name of a guard of `GUARDS` that is taken out, to show that the
@@ -23,6 +23,7 @@ import msgspec
 from slurmbridge.cli import main
 from slurmbridge.clock import SystemClock
 from slurmbridge.core import grant, pods, publish
+from slurmbridge.pool import keys
 from tests.support import played_driver
 
 if TYPE_CHECKING:
@@ -66,13 +67,13 @@ def end_at_deletion() -> None:
     pods.see = hasty
 
 
-def fail_over(label: str) -> None:
+def fail_over(rank: str) -> None:
     """A fault of ours that comes up with some pods."""
     see = pods.see
 
     def failing(state, pod):
         see(state, pod)
-        if label in pod.labels:
+        if pod.annotations.get(keys.RANK) == rank:
             raise RuntimeError(f"a fault over {pod.ref}")
 
     pods.see = failing
