@@ -65,8 +65,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="ca
     max_minutes: longest duration that a pod may ask for.
     plan_horizon_minutes: a pod without a duration counts as endless against plans and
         reservations that begin within this time; later ones are not held against it.
-    grace_minutes: added to a pod's duration for its start and its end, unless its own
-        terminationGracePeriodSeconds and a minute more are longer.
+    grace_minutes: added to a pod's duration and its terminationGracePeriodSeconds, for its start.
     identities: first match counts; no match and a non-empty list: refused.
     candidates: how many nodes filter answers with at most.
     stray: what becomes of a pod with pool GPUs that was bound without us: give it a claim, only
@@ -215,11 +214,11 @@ def _minutes(pod: PodRecord, policy: Policy, seconds: int | None) -> int:
     """What a claim has to last: the pod's time, and then the grace in which it is stopped."""
     if seconds is None:
         return policy.default_minutes
-    return -(-seconds // 60) + max(policy.grace_minutes, last_minutes(pod.grace_s))
+    return -(-(seconds + pod.grace_s) // 60) + policy.grace_minutes
 
 
 def last_minutes(grace_s: float) -> int:
-    """Minutes that cover a grace period, with one to spare for the start and the end."""
+    """Minutes that cover a grace period, with one to spare for the end."""
     return math.ceil(grace_s / 60) + 1
 
 

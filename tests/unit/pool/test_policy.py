@@ -95,7 +95,7 @@ def test_refused(name):
 TIMES = {
     "no duration: the default, renewed": (team(), 60, True),
     "a duration, with grace": (team(DURATION="90m"), 92, False),
-    "seconds are rounded up": (team(DURATION="61s"), 4, False),
+    "seconds are rounded up": (team(DURATION="61s"), 3, False),
     "exactly the longest": (team(DURATION="43200m"), 43_202, False),
     "a deadline": (team().but(active_deadline_s=3600), 62, False),
     "the shorter of both": (team(DURATION="2h").but(active_deadline_s=3600), 62, False),
@@ -104,6 +104,7 @@ TIMES = {
         32,
         False,
     ),
+    "seconds, and a grace of seconds": (team(DURATION="10s").but(grace_s=5), 2, False),
     "a long grace": (team(DURATION="1h").but(grace_s=600), 71, False),
     "a deadline and a grace that is no whole minute": (
         team().but(active_deadline_s=3600, grace_s=61),
