@@ -306,6 +306,7 @@ class TestNotKnowing:
         async with served(*POOL, limits=Limits(stale=0.3, blind=3.0)) as here:
             await here.view(*POOL, interval_s=0.01)
             assert ["a"] == (await here.post("filter", choice(NAMES)))[1]["NodeNames"]
+            assert ["x", "y"] == (await here.post("filter", choice(["x", "y"])))[1]["NodeNames"]
             await here.bridge.server.stop()
             await until(lambda: here.link.age_s() > 0.3)
             assert {"Error": Reason.STALE.text} == (await here.post("filter", choice(NAMES)))[1]
@@ -315,6 +316,8 @@ class TestNotKnowing:
             assert {"Error": Reason.BLIND.text} == (await here.post("filter", choice(NAMES)))[1]
             outside = await here.post("filter", choice(["x", "y"]))
             assert ["x", "y"] == outside[1]["NodeNames"]
+            new = await here.post("filter", choice(["x", "new"]))
+            assert {"Error": Reason.BLIND.text} == new[1]
             assert 503 == (await here.get("/readyz"))[0]
             _, answer = await here.post("bind", bind_body())
             assert "no answer from the bridge" in answer["Error"]
