@@ -15,7 +15,6 @@ from tests.e2e.scene import (
     bound,
     claims,
     clear,
-    events_of,
     get_pod,
     submit,
     wait_for,
@@ -97,7 +96,7 @@ def test_a_gang_lands_in_one_rack_with_its_ranks_in_order_and_all_at_once(
     assert told["size"] == 8
     assert told["level"] == "rack"
     assert [m["pod"] for m in told["members"]] == [f"default/a-{i}" for i in range(8)]
-    assert "claimed together in rack" in events_of(pool, "a-0")["GangPlaced"]
+    assert "claimed together in rack" in told(pool, "a-0", "GangPlaced")
 
 
 def test_a_gang_that_is_not_complete_claims_nothing_and_says_what_it_waits_for(
