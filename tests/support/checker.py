@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 CLAIM = "slurmbridge.dev/claim"
 GPUS = "slurmbridge.dev/gpus"
+SHARE = "slurmbridge.dev/share"
 GPU = "nvidia.com/gpu"
 HOLDING = frozenset(
     {"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "RESIZING", "SIGNALING", "STAGE_OUT"}
@@ -81,7 +82,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Pod:
-    """A live pod on a node, as far as it is judged. asked: GPUs in its limits."""
+    """A live pod on a node, as far as it is judged. asked: GPUs in its limits.
+
+    share: of its gang's claim, "" where it has one of its own.
+    """
 
     uid: str
     name: str
@@ -89,6 +93,7 @@ class Pod:
     asked: int
     claim: str
     gpus: str
+    share: str = ""
 
 
 @dataclass(frozen=True)
@@ -344,7 +349,8 @@ def _judge_pod(pod: Pod, jobs: Mapping[int, Job]) -> list[Violation]:
     if job is None or job.state != "RUNNING":
         state = "unknown to Slurm" if job is None else job.state
         return one("claim-not-running", f"job {job_id} is {state}")
-    if not job.claim or job.pod not in ("", pod.uid):
+    is_its = pod.share.startswith(f"{job_id}/") if job.group else job.pod in ("", pod.uid)
+    if not job.claim or not is_its:
         return one("claim-not-running", f"job {job_id} is another's by now")
     if pod.node not in job.gpus and pod.node not in job.nodes:
         return one("wrong-node", f"pod on {pod.node}, job {job_id} on {sorted(job.nodes)}")
@@ -407,6 +413,7 @@ def read_pods(items: Iterable[Mapping[str, Any]], slurm_node: Callable[[str], st
                 asked=asked,
                 claim=notes.get(CLAIM, ""),
                 gpus=notes.get(GPUS, ""),
+                share=notes.get(SHARE, ""),
             )
         )
     return pods

@@ -49,18 +49,23 @@ CASES: dict[str, tuple[list[Pod], list[Job], list[str]]] = {
         [job(7)],
         ["shared-claim", "shared-index", "shared-index"],
     ),
+    "the claim's id is a group's by now": (
+        [pod()],
+        [job(7, node="gpu002", group=True)],
+        ["claim-not-running"],
+    ),
     "two pods of a group share its claim": (
-        [pod("a", told="0-1"), pod("b", told="2-3")],
+        [pod("a", told="0-1", share="7/gpu001/0-1"), pod("b", told="2-3", share="7/gpu001/2-3")],
         [job(7, "0-3", group=True)],
         [],
     ),
     "a member of a group was told a GPU too much": (
-        [pod("a", told="0-2", asked=2)],
+        [pod("a", told="0-2", asked=2, share="7/gpu001/0-1")],
         [job(7, "0-3", group=True)],
         ["wrong-indices"],
     ),
     "two members of a group on one GPU": (
-        [pod("a", told="0-1"), pod("b", told="1-2")],
+        [pod("a", told="0-1", share="7/-/0-1"), pod("b", told="1-2", share="7/-/1-2")],
         [job(7, "0-3", group=True)],
         ["shared-index"],
     ),
