@@ -70,7 +70,7 @@ def events_of(cluster: Cluster, name: str) -> dict[str, str]:
     return {e["reason"]: e.get("message", "") for e in items if e["involvedObject"]["name"] == name}
 
 
-def told(cluster: Cluster, name: str, reason: str) -> str:
+def event_of(cluster: Cluster, name: str, reason: str) -> str:
     """Message of an event on a pod; events are written behind everything else."""
     wait_for(f"{name} is told {reason}", lambda: reason in events_of(cluster, name), 20, 0.2)
     return events_of(cluster, name)[reason]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from slurmbridge.pool import keys
-from tests.e2e.scene import PODS, bound, clear, events_of, get_pod, submit, told, wait_for
+from tests.e2e.scene import PODS, bound, clear, event_of, events_of, get_pod, submit, wait_for
 from tests.support.group_objects import JOBS
 from tests.support.group_objects import job as job_of_pods
 from tests.support.kube_objects import pod
@@ -166,7 +166,7 @@ def test_cancelled_on_either_side_it_ends_on_both(pool: Cluster) -> None:
     job = queued(pool, "c")
     pool.slurm.run("scancel", str(job))
     wait_for("its pods are deleted", lambda: not pool.kube.api.items(PODS), 20)
-    said = told(pool, "c-0", "ClaimCancelled")
+    said = event_of(pool, "c-0", "ClaimCancelled")
     assert f"job {job} of the gang was cancelled in Slurm" in said
     pool.kube.api.create_all(gang("d", 2, 8))
     queued(pool, "d")
@@ -184,7 +184,7 @@ def test_a_running_gang_that_slurm_ends_is_told_and_evicted_as_a_whole(pool: Clu
     pool.slurm.run("scancel", str(job))
     wait_for("all are gone", lambda: not pool.kube.api.items(PODS), 60)
     for i in range(3):
-        told(pool, f"e-{i}", "ClaimLost")
+        event_of(pool, f"e-{i}", "ClaimLost")
 
 
 def test_a_required_rack_is_the_one_that_has_room_first(cluster: ClusterFactory) -> None:
@@ -227,7 +227,7 @@ def test_a_preempted_gang_is_told_as_a_whole_before_slurm_takes_its_gpus(
         (job,) = jobs_of_gangs(pool)
         native = submit(pool, *FULL, "--nodes=2")[0]
         wait_for("all are told", lambda: _told_lost(pool) == 4, 30)
-        assert f"Slurm preempts the claim (job {job})" in told(pool, "p-3", "ClaimLost")
+        assert f"Slurm preempts the claim (job {job})" in event_of(pool, "p-3", "ClaimLost")
         wait_for("all are gone", lambda: not pool.kube.api.items(PODS), 60)
         wait_for("the other one runs", lambda: _runs(pool, native), 60)
         assert jobs_of_gangs(pool) == {}

@@ -15,6 +15,7 @@ from tests.e2e.scene import (
     bound,
     claims,
     clear,
+    event_of,
     get_pod,
     submit,
     wait_for,
@@ -96,7 +97,7 @@ def test_a_gang_lands_in_one_rack_with_its_ranks_in_order_and_all_at_once(
     assert told["size"] == 8
     assert told["level"] == "rack"
     assert [m["pod"] for m in told["members"]] == [f"default/a-{i}" for i in range(8)]
-    assert "claimed together in rack" in told(pool, "a-0", "GangPlaced")
+    assert "claimed together in rack" in event_of(pool, "a-0", "GangPlaced")
 
 
 def test_a_gang_that_is_not_complete_claims_nothing_and_says_what_it_waits_for(

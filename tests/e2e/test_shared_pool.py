@@ -15,11 +15,11 @@ from tests.e2e.scene import (
     clear,
     condition,
     delete_all,
+    event_of,
     get_pod,
     is_bound,
     settled,
     submit,
-    told,
     wait_for,
 )
 from tests.support.kube_objects import pod
@@ -126,7 +126,7 @@ def test_scancel_of_a_claim_evicts_the_pod_and_its_gpus_wait_for_it(
         lambda: (get_pod(pool, "victim") or {}).get("metadata", {}).get("deletionTimestamp"),
         10,
     )
-    assert "Slurm has ended the claim" in told(pool, "victim", "ClaimLost")
+    assert "Slurm has ended the claim" in event_of(pool, "victim", "ClaimLost")
     while get_pod(pool, "victim") is not None:
         assert not is_bound(pool, "heir")
         time.sleep(0.1)
