@@ -167,6 +167,7 @@ def test_a_rack_that_is_tainted_is_left_out_from_the_start(pool: Cluster, produc
             pool.kube.api.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
 
 
+@pytest.mark.timeout(600)
 def test_while_no_place_can_be_used_nothing_is_held_and_its_pods_are_told(pool: Cluster) -> None:
     holders = []
     for i in (1, 2):
@@ -184,7 +185,8 @@ def test_while_no_place_can_be_used_nothing_is_held_and_its_pods_are_told(pool: 
         notes = ((get_pod(pool, "none-0") or {}).get("metadata") or {}).get("annotations") or {}
         return str(notes.get(keys.REASON, "")).startswith("topology: no node holds it")
 
-    wait_for("it is told", is_told, 90)
+    # Each place is tried for as long as kube-scheduler may take to look again.
+    wait_for("it is told", is_told, 240)
 
     def holds_nothing() -> bool:
         if claims(pool):
