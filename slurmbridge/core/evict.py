@@ -124,7 +124,15 @@ def run(state: State) -> None:
             case.of.evicted_at = state.now
         else:
             case.of.evicted[pod.uid] = state.now
+            tell_cancelled(state, pod, case.of.why)  # a pod behind a gate is gone at once
         state.out.append(Evict(pod.uid, pod.namespace, pod.name, pod.grace_s, case.of.why))
+
+
+def tell_cancelled(state: State, pod: PodRecord, why: str) -> None:
+    """Why a pod of a cancelled gang goes, or is to go when a person has confirmed it."""
+    if state.once("cancelled", pod.uid, 300):
+        told = Tell(pod.namespace, pod.name, pod.uid, "ClaimCancelled", why, warning=True)
+        state.out.append(told)
 
 
 def _lost(state: State) -> Iterator[_Case]:

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from slurmbridge.core import adopted, release
-from slurmbridge.core.action import AllocateGroup, QueueGroup, Tell
+from slurmbridge.core import adopted, evict, release
+from slurmbridge.core.action import AllocateGroup, QueueGroup
 from slurmbridge.core.event import GroupAllocated, GroupQueued, GroupRefused, JobLooked
 from slurmbridge.core.state import State, is_live, is_running
 from slurmbridge.core.waiting import ABOUT_ASK, Cancel, GangState, Ticket, pause_after
@@ -301,10 +301,8 @@ def tick(state: State) -> None:
     for gang in state.waiting.gangs.values():
         for uid in () if gang.cancelled is None else gang.cancelled.pods:
             pod = state.pods.get(uid)
-            if gang.cancelled and pod and not pod.node and state.once("cancelled", uid, 300):
-                why = gang.cancelled.why
-                told = Tell(pod.namespace, pod.name, uid, "ClaimCancelled", why, warning=True)
-                state.out.append(told)
+            if gang.cancelled and pod and not pod.node:
+                evict.tell_cancelled(state, pod, gang.cancelled.why)
     for ticket in state.waiting.tickets.values():
         if ticket.left_at is not None:
             wake_gang(state, ticket.uid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -31,20 +32,29 @@ class PodHistory:
         self._kube = kube
         self._seen: list[Moment] = []
         self._connection: http.client.HTTPSConnection | None = None
+        self._version = ""
+        self._closed = False
         self._thread = threading.Thread(target=self._read, daemon=True)
 
     def __enter__(self) -> Self:
         api = self._kube.api
-        version = api.get(PODS)["metadata"]["resourceVersion"]
-        host = urlsplit(self._kube.url).netloc
-        self._connection = http.client.HTTPSConnection(host, context=api.ssl, timeout=600)
-        path = f"{PODS}?watch=1&resourceVersion={version}&timeoutSeconds=3600"
-        self._connection.request("GET", path, headers={"Authorization": f"Bearer {api.token}"})
-        self._answer = self._connection.getresponse()
+        self._version = api.get(PODS)["metadata"]["resourceVersion"]
+        self._open()
         self._thread.start()
         return self
 
+    def _open(self) -> None:
+        api = self._kube.api
+        if self._connection is not None:
+            self._connection.close()
+        host = urlsplit(self._kube.url).netloc
+        self._connection = http.client.HTTPSConnection(host, context=api.ssl, timeout=600)
+        path = f"{PODS}?watch=1&resourceVersion={self._version}&timeoutSeconds=3600"
+        self._connection.request("GET", path, headers={"Authorization": f"Bearer {api.token}"})
+        self._answer = self._connection.getresponse()
+
     def __exit__(self, *_: object) -> None:
+        self._closed = True
         assert self._connection is not None
         if self._connection.sock is not None:
             self._connection.sock.shutdown(socket.SHUT_RDWR)
@@ -58,10 +68,17 @@ class PodHistory:
         return list(self._seen)
 
     def _read(self) -> None:
-        try:
-            while line := self._answer.readline():
-                told = json.loads(line)
-                now = time.time()  # noqa: TID251 - to be compared with Slurm's times
-                self._seen.append(Moment(now, told["type"], told["object"]))
-        except (OSError, http.client.HTTPException, ValueError):
-            return  # closed, or the API server is gone: the test sees that its history ends
+        while not self._closed:
+            try:
+                while line := self._answer.readline():
+                    told = json.loads(line)
+                    now = time.time()  # noqa: TID251 - to be compared with Slurm's times
+                    self._seen.append(Moment(now, told["type"], told["object"]))
+                    self._version = told["object"]["metadata"]["resourceVersion"]
+                if not self._closed:
+                    self._open()  # from where it ended
+            except (OSError, http.client.HTTPException, ValueError, KeyError):
+                if not self._closed:
+                    time.sleep(0.2)
+                    with contextlib.suppress(OSError, http.client.HTTPException):
+                        self._open()

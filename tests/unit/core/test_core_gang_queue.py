@@ -523,6 +523,18 @@ def test_cancelled_in_slurm_its_pods_are_told_and_deleted_and_nothing_is_queued_
     assert none(story.pass_time(10), act.QueueGroup, act.Allocate)
 
 
+def test_a_pod_that_goes_for_a_cancelled_place_is_told_before_it_is_gone():
+    """Behind its gate it is gone at once: whoever tells it later finds nobody."""
+    story = pool(member(0), member(1))
+    queue(story)
+    ended = place(70).state("CANCELLED")
+    story.slurm(ended).pass_time(1)
+    asked = only(story.of(act.LookJob), act.LookJob).job_id
+    did = story.handle(ev.JobLooked(UID, asked, plain(ended))) + story.poll()
+    kinds = [type(a) for a in did if isinstance(a, act.Tell | act.Evict)]
+    assert kinds == [act.Tell, act.Evict] * 2
+
+
 def many(count, size=2):
     """So many gangs behind their gates, in their order."""
     return [
