@@ -7,6 +7,8 @@ targeted look (`LookJob`, `LookPod`) has confirmed it.
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from slurmbridge.core import cover, evict, release, settle, sweep
@@ -17,7 +19,6 @@ from slurmbridge.core.settle import write_down
 from slurmbridge.core.state import Entry, Phase, State, is_running
 from slurmbridge.pool import keys
 from slurmbridge.pool.claim import ClaimId
-from slurmbridge.pool.policy import last_minutes
 from slurmbridge.pool.record import SlurmJob
 from slurmbridge.pool.slurmtime import iso
 
@@ -130,7 +131,7 @@ def _renew(state: State, entry: Entry, job: SlurmJob) -> None:
         if entry.phase is Phase.LINGERING:
             minutes, enough_s = LAST_MINUTES, 60.0 * LAST_MINUTES / 2
         elif pod is not None and pod.deleting_since is not None:
-            minutes = last_minutes(pod.grace_s)
+            minutes = math.ceil(pod.grace_s / 60) + 1  # one to spare for the end
             enough_s = pod.deleting_since + pod.grace_s + RENEW_AGAIN_S - state.wall
         else:
             return

@@ -5,7 +5,7 @@ A cluster has no name of its own. What it has for good is the UID of its namespa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -14,25 +14,10 @@ from slurmbridge.kube.status import PEER
 from slurmbridge.pool.errors import PeerProtocolError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from slurmbridge.kube.reflector import Asked
 
 PATH: Final = resource_path("api", "v1", "namespaces", "kube-system")
 DEADLINE_S: Final = 5.0
-
-
-class Api(Protocol):
-    """The part of `KubeSession` that is needed here."""
-
-    async def request(
-        self,
-        method: str,
-        path: str,
-        body: object = None,
-        *,
-        params: Mapping[str, str] | None = None,
-        deadline_s: float = 10.0,
-    ) -> bytes:
-        """See `KubeSession.request`."""
 
 
 class ClusterPin:
@@ -44,7 +29,7 @@ class ClusterPin:
 
     """
 
-    def __init__(self, api: Api, uid: str = "") -> None:
+    def __init__(self, api: Asked, uid: str = "") -> None:
         self._api = api
         self._uid = uid
 

@@ -97,8 +97,8 @@ class Deleted(msgspec.Struct, Generic[_T], frozen=True):
 Change = Listed[_T] | Added[_T] | Modified[_T] | Deleted[_T]
 
 
-class Source(Protocol):
-    """The part of `KubeSession` that is needed here."""
+class Asked(Protocol):
+    """The part of `KubeSession` that answers once."""
 
     async def request(
         self,
@@ -110,6 +110,10 @@ class Source(Protocol):
         deadline_s: float = 10.0,
     ) -> bytes:
         """See `KubeSession.request`."""
+
+
+class Source(Asked, Protocol):
+    """The part of `KubeSession` that is needed here."""
 
     def stream(
         self, path: str, params: Mapping[str, str], *, idle_s: float, total_s: float

@@ -5,7 +5,6 @@ The structs are a part of the configuration file (docs/config.md); `resolve` is 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from enum import StrEnum
@@ -215,11 +214,6 @@ def _minutes(pod: PodRecord, policy: Policy, seconds: int | None) -> int:
     if seconds is None:
         return policy.default_minutes
     return -(-(seconds + pod.grace_s) // 60) + policy.grace_minutes
-
-
-def last_minutes(grace_s: float) -> int:
-    """Minutes that cover a grace period, with one to spare for the end."""
-    return math.ceil(grace_s / 60) + 1
 
 
 def _rule(pod: PodRecord, policy: Policy) -> IdentityRule | Refusal:
