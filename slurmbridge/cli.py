@@ -244,6 +244,11 @@ def _status(args: argparse.Namespace) -> int:
     if answer["nodeSync"]["held"]:
         text = f"{len(answer['nodeSync']['held'])} nodes; too many are not Ready at once"
         rows.append(("drains held", text))
+    if ends := answer["completing"]["jobs"]:
+        text = (
+            f"{answer['completing']['nodes']} for up to {answer['completing']['longestSeconds']} s"
+        )
+        rows.append(("COMPLETING", f"{text}: jobs {', '.join(map(str, ends[:10]))}"))
     rows += [("set aside", f"{a['kind']} {a['ref']}: {a['error']}") for a in answer["setAside"]]
     rows += [("conflict", text) for text in answer["conflicts"]]
     for name, value in rows:

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from slurmbridge.core import agents, explain, publish
+from slurmbridge.core import agents, completing, explain, publish
 from slurmbridge.core.groupcount import GroupCount
 from slurmbridge.core.machine import Machine
 from slurmbridge.core.shares import over
@@ -143,6 +143,11 @@ class PoolCollector(Collector):
                 "slurmbridge_node_drains_held",
                 "Drains that are held back because too many nodes are not Ready at once.",
                 len(state.nodes.held),
+            ),
+            (
+                "slurmbridge_completing_seconds",
+                "For how long the oldest of the jobs COMPLETING on pool nodes has been over.",
+                completing.longest_s(state),
             ),
             (
                 "slurmbridge_set_aside",

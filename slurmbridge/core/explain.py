@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from slurmbridge.core import agents, evict, gang, lift, publish, shares
+from slurmbridge.core import agents, completing, evict, gang, lift, publish, shares
 from slurmbridge.core.state import Entry, Phase, State
 from slurmbridge.pool import keys
 from slurmbridge.pool.gres import format_indices
+from slurmbridge.pool.hostlist import fold
 from slurmbridge.pool.ledger import GpuState
 from slurmbridge.pool.policy import Refusal, resolve
 from slurmbridge.pool.reason import ABOUT, REASONS
@@ -48,6 +49,7 @@ def status(state: State) -> dict[str, Any]:
             "error": state.poll_failed,
         },
         "breaker": breaker(state),
+        "completing": _completing(state),
         "groups": shares.told(state),
         "nodeSync": {
             "drained": sorted(state.nodes.ours)[:100],
@@ -93,6 +95,15 @@ def breaker(state: State) -> dict[str, Any]:
         "open": state.breaker_since is not None,
         "since": state.breaker_since,
         "lost": sorted([*lost, *evict.cancelled(state)])[:100],
+    }
+
+
+def _completing(state: State) -> dict[str, Any]:
+    found = completing.long_ones(state)
+    return {
+        "longestSeconds": round(found.longest_s),
+        "nodes": fold(found.nodes),
+        "jobs": found.jobs[:100],
     }
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.e2e.scene import PODS, claims, clear, get_pod, is_bound, wait_for
+from tests.e2e.scene import PODS, claims, clear, condition, get_pod, is_bound, submit, wait_for
 from tests.support.kube_api import STRATEGIC
 from tests.support.kube_objects import HOLLOW, node, pod
 from tests.support.product import Product
@@ -15,6 +15,7 @@ from tests.support.slurm import SlurmConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.support.cluster import Cluster
     from tests.support.fixtures import ClusterFactory
@@ -280,3 +281,35 @@ def test_a_pod_on_an_unreachable_node_keeps_its_claim_until_the_node_is(
     else:
         api.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
         api.patch(f"/api/v1/nodes/{name}", {"metadata": {"labels": {HOLLOW: "true"}}})
+
+
+def test_a_native_job_whose_epilog_hangs_is_told_of_and_its_node_takes_no_pods(
+    pool: Cluster, product: Product, tmp_path: Path
+) -> None:
+    name, hold, epilog = "gpu009", tmp_path / "hold", tmp_path / "epilog.sh"
+    hold.touch()
+    epilog.write_text(f"#!/bin/sh\nwhile [ -e {hold} ]; do sleep 0.1; done\n")
+    epilog.chmod(0o755)
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    (job,) = submit(pool, "-w", name, "--gres=gpu:1", "--mem=10")
+    wait_for("it runs", lambda: pool.slurm.job_field(job, "JobState") == "RUNNING", 30)
+    pool.slurm.reconfigure(epilog=str(epilog))
+    try:
+        pool.slurm.run("scancel", str(job))
+        age = "slurmbridge_completing_seconds"
+        wait_for("its end is told", lambda: product.metrics("bridge")[age] >= 3, 30, 0.3)
+        node = product.cli("who", name)
+        assert (node["blocked"], node["state"]) == ("COMPLETING", "IDLE+COMPLETING")
+        assert {gpu["state"] for gpu in node["gpus"]} & {"releasing", "unknown"}
+        assert "free" not in {gpu["state"] for gpu in node["gpus"]}
+        wish = {"nodeSelector": {"kubernetes.io/hostname": name}}
+        pool.kube.api.create(pod("waits", gpus=1, spec=wish))
+        wait_for("it is refused", lambda: condition(pool, "waits").startswith("Unsched"), 30)
+        assert not is_bound(pool, "waits")
+        hold.unlink()
+        wait_for("it is over", lambda: product.metrics("bridge")[age] == 0, 30, 0.3)
+        wait_for("the pod has its place", lambda: is_bound(pool, "waits"), 40, 0.3)
+    finally:
+        hold.unlink(missing_ok=True)
+        pool.slurm.reconfigure(epilog="")
