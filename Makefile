@@ -33,13 +33,13 @@ cluster: venv ## start a real cluster (NODES=64 GPUS=8) and keep it until Ctrl-C
 demo: venv ## watch a real kube-scheduler and a real Slurm share GPUs
 	@$(BIN)/python -m demo
 
-test: venv ## all tests on real Slurm and real Kubernetes; those of the node agent: test-node, test-gpu
-	@$(PYTEST) --ignore=tests/node --ignore=tests/gpu $(ARGS)
+test: venv ## all tests on real Slurm, Kubernetes and nodes (as root; 40 min on two cores); those on a GPU: test-gpu
+	@$(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder --ignore=tests/gpu $(ARGS)
 
 test-unit: venv ## unit, property and contract tests only (about a minute)
 	@$(PYTEST) tests/unit tests/property tests/contract $(ARGS)
 
-test-node: venv ## the node agent on real kubelets with real containers (as root; 13 min); ends with one JSON line
+test-node: venv ## of these the node agent's, on real kubelets with real containers (13 min); ends with one JSON line
 	@$(PYTEST) tests/node $(ARGS)
 
 test-gpu: venv ## discovery, map, idle check and process list against a real NVIDIA driver, where there is one

@@ -37,6 +37,16 @@ def pool():
         yield started
 
 
+@pytest.fixture(autouse=True)
+def leaves_no_pod(request):
+    """Take away what a test that failed has left, so that only its own failure counts."""
+    yield
+    if "pool" in request.fixturenames:
+        pool = request.getfixturevalue("pool")
+        for left in pool.pods():
+            pool.delete(left["metadata"]["name"], grace_s=0)
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
         if "tests/node/" in str(item.fspath):

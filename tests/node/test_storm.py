@@ -3,12 +3,17 @@
 import random  # noqa: TID251 - seeded
 import time
 
+import pytest
+
 from tests.support.node_checker import NodeChecker
 from tests.support.node_pool import unique
 
 STARTS = 300
+LONGEST_S = 600
+"""Two minutes on a machine of its own."""
 
 
+@pytest.mark.timeout(LONGEST_S + 60)
 def test_in_a_storm_each_gpu_has_one_owner_and_each_pod_its_claims_devices(pool, figures):
     rng = random.Random(5)
     todo = [("pod", rng.randint(1, 4)) for _ in range(STARTS // 2)]
@@ -17,18 +22,21 @@ def test_in_a_storm_each_gpu_has_one_owner_and_each_pod_its_claims_devices(pool,
     before = len(pool.overlaps())
     pods, jobs, alive = [], [], {}
     with NodeChecker(pool) as checker:
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + LONGEST_S
         while todo or alive:
             assert time.monotonic() < deadline, (len(todo), alive, pool.slurm.run("squeue"))
             for name in list(alive):
                 # A pod ends by itself, by delete, or by force while it ignores SIGTERM.
-                kind, ends = alive[name]
+                kind, run_s, ends = alive[name]
                 phase = pool.phase(name)
                 if phase == "Failed":
                     raise AssertionError(pool.get(name)["status"])
                 if kind == "self" and phase == "Succeeded":
                     pool.delete(name)
                     del alive[name]
+                elif kind != "self" and ends is None:
+                    if (pool.marks / "start" / name).exists():
+                        alive[name] = (kind, run_s, time.monotonic() + run_s)
                 elif kind != "self" and time.monotonic() > ends:
                     pool.delete(name, grace_s=0 if kind == "force" else None)
                     del alive[name]
@@ -52,7 +60,7 @@ def test_in_a_storm_each_gpu_has_one_owner_and_each_pod_its_claims_devices(pool,
                 if claim is not None:
                     todo.pop(0)
                     pods.append(name)
-                    alive[name] = (kind, time.monotonic() + run_s + 1.0)
+                    alive[name] = (kind, run_s, None)
             time.sleep(0.05)
         while pool.slurm.run("squeue", "-h", "-t", "PD,R,CG", "-o", "%i").split():
             assert time.monotonic() < deadline, pool.slurm.run("squeue")
@@ -70,7 +78,6 @@ def test_in_a_storm_each_gpu_has_one_owner_and_each_pod_its_claims_devices(pool,
     assert checker.overlaps == []
     assert found == []
     assert len(ran) == len(jobs)
-    # A pod may be deleted before its process has begun; nearly all have.
-    assert len(started) >= 0.9 * len(pods)
+    assert len(started) == len(pods)
     assert checker.samples > 100
     assert len(checker.pods_seen) >= 0.8 * len(pods)
