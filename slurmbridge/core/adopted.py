@@ -58,7 +58,14 @@ def unclear(
     return [
         name
         for name, use in uses.items()
-        if agents.are_clear(state, {name: use}, found.moment, members) is not True
+        if agents.are_clear(
+            state,
+            {name: use},
+            found.moment,
+            # Of a claim without numbers any pod may be, but those that have an entry of their own.
+            members if use is not None else state.by_node.get(name, ()),
+        )
+        is not True
     ]
 
 

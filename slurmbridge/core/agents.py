@@ -191,9 +191,9 @@ def are_clear(
 
     Args:
         state: the state.
-        gpus: the GPUs, by Slurm node.
+        gpus: the GPUs, by Slurm node; None: Slurm does not tell them, it may be any.
         since: `State.moment` at which we had learnt that no other pod of it is there.
-        but: UIDs of pods that have GPUs of the claim besides these.
+        but: UIDs of pods that have GPUs of the claim besides these, or may.
 
     Returns:
         True: the agents of all nodes that may be its say so, or these are fenced. False: one sees a
@@ -208,11 +208,12 @@ def are_clear(
         if _is_fenced(state, node, ""):
             continue
         is_said = seen is not None and _is_fresh(state, seen) and seen.report.is_whole
-        if seen is None or not is_said or seen.after < since or use is None:
+        if seen is None or not is_said or seen.after < since:
             return False
+        numbers = None if use is None else use.indices
         for pod in seen.report.pods:
-            is_known = pod.uid in but and (not pod.gpus or use.indices is None)
-            if not is_known and (not pod.gpus or set(pod.gpus) & set(use.indices or pod.gpus)):
+            is_known = pod.uid in but and (not pod.gpus or numbers is None)
+            if not is_known and (not pod.gpus or set(pod.gpus) & set(numbers or pod.gpus)):
                 return False
     return True
 

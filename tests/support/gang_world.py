@@ -16,6 +16,7 @@ from slurmbridge.core import event as ev
 from slurmbridge.core.settings import Eviction, Settings
 from slurmbridge.core.state import UNKNOWN_PROMISES
 from slurmbridge.pool import keys
+from slurmbridge.pool.claim import group_uid
 from slurmbridge.pool.group import Group
 from slurmbridge.pool.record import GpuRequest, PodRecord
 from tests.support.core_world import MOST_PODS, SETTINGS, ModelPod, World
@@ -121,6 +122,24 @@ class GangWorld(World):
             self.kill_machine(0, 0)
             for _ in range(how // 3 % 6):
                 self.go_well()
+
+    def untell(self, pick: int, how: int) -> None:
+        """As for single pods; or of a gang's claim that none of its members was bound with."""
+        if how % 2:
+            super().untell(pick, how)
+            return
+        groups = {group_uid(pod.record.group.key) for pod in self.pods.values()}
+        lived_in = {
+            dict(pod.record.annotations).get(keys.CLAIM, "").partition("/")[0]
+            for pod in self.pods.values()
+        }
+        claims = [
+            job
+            for job in self.slurm.jobs.values()
+            if job.state == "RUNNING" and job.uid in groups and str(job.id) not in lived_in
+        ]
+        if claims:
+            claims[pick % len(claims)].untold = True
 
     def cancel_places(self, pick: int, how: int) -> None:
         """Somebody cancels what waits in Slurm's queue, all at once or only some of it."""

@@ -16,6 +16,7 @@ from tests.support.builders import (
     CLUSTER,
     OWNER,
     Story,
+    make_claim_job,
     make_job,
     make_pod,
     make_settings,
@@ -183,6 +184,25 @@ def test_what_its_gang_cannot_use_is_not_ended_while_one_may_be_left():
     story.kube_nodes["n4"].not_ready()
     story.handle(ev.NodeChanged(plain(story.kube_nodes["n4"])))
     assert only(story.go_on(3), act.End).job_id == 70
+
+
+def test_one_whose_gpus_slurm_does_not_tell_ends_when_nothing_unknown_is_left_on_its_node():
+    """Seen of a slurmctld that had just started: `GRES=gpu:0(IDX:)` for good, the node unknown."""
+    other = make_pod("other").gpus(1).on("n3", 80, "7")
+    story = GangStory().slurm(claim(70).on_unknown("n3"), make_claim_job(80, other, "n3", "7"))
+    story.start(other)
+    own = ("uid-other", (7,))
+    assert story.phase(other) == "bound"
+    assert none(story.go_on(60, {"n3": (("uid-g0", (0,)), own)}), act.End)
+    told = only(story.actions, act.Tell)
+    assert (told.reason, told.name) == ("ClaimKept", "n3")
+    assert only(story.go_on(2, {"n3": (own,)}), act.End).job_id == 70
+
+
+def test_one_whose_gpus_slurm_does_not_tell_is_not_kept_for_ever_for_a_gang_that_is_not_complete():
+    story = GangStory().slurm(claim(70).on_unknown("n3")).start(member(0, "new0"))
+    assert none(story.go_on(25, silent=("n3",)), act.End)
+    assert {a.job_id for a in story.go_on(40) if isinstance(a, act.End)} == {70}
 
 
 def test_of_two_that_are_found_the_other_one_waits_for_the_agents_too():
