@@ -165,7 +165,10 @@ class SlurmCommand:
     ) -> CommandResult:
         path = os.path.join(self._folder, argv[0]) if self._folder else argv[0]  # noqa: PTH118
         child = _Child([path, *argv[1:]], op, self._env, stdin, timeout_s, self._max_output)
-        work = asyncio.get_running_loop().run_in_executor(self._threads, child.run)
+        try:
+            work = asyncio.get_running_loop().run_in_executor(self._threads, child.run)
+        except RuntimeError as error:  # closed: a task of a term that has just ended
+            raise PeerUnavailable(PEER, op, str(error)) from None
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:

@@ -133,6 +133,12 @@ async def test_a_command_that_is_not_installed_is_no_answer(command):
         await command.run(["no-such-command-of-slurm"], timeout_s=5)
 
 
+async def test_what_is_asked_after_the_end_of_a_term_gets_no_answer(command):
+    command.close()
+    with pytest.raises(PeerUnavailable, match="after shutdown"):
+        await command.run(["true"], timeout_s=5)
+
+
 async def test_a_folder_of_commands_is_used_instead_of_the_path(tmp_path):
     tool = tmp_path / "squeue"
     tool.write_text("#!/bin/sh\necho mine\n")
