@@ -54,7 +54,7 @@ class Violation:
     foreign-claim: its claim was made for another pod. claim-not-running: the job is gone, or in
     another state. wrong-node: it runs elsewhere. too-few: fewer GPUs than the pod asks.
     wrong-indices: other GPUs than the pod was told. shared-claim: two pods name one job that is no
-    group's. shared-index: two pods were told the same GPU.
+    group's, and one of them was told no share of it. shared-index: two pods were told the same GPU.
     """
 
     kind: str
@@ -150,16 +150,21 @@ class Checker:
         kube: _Kube,
         slurm_node: Callable[[str], str] = lambda name: name,
         read_s: float = 5.0,
+        totals_s: float = 0.0,
     ) -> None:
         """Args:
 
         slurm_node: gives the Slurm name of a Kubernetes node.
         read_s: how long a Slurm command may take; without a slurmctld it would try for 9 s.
+        totals_s: how old the nodes' numbers of GPUs may be.
         """
         self._slurm = slurm
         self._kube = kube
         self._slurm_node = slurm_node
         self._read_s = read_s
+        self._totals_s = totals_s
+        self._totals: dict[str, int] = {}
+        self._totals_at = float("-inf")
         self._known: dict[tuple[int, str], Mapping[str, tuple[int, frozenset[int]]]] = {}
 
     def sample(self) -> Sample:
@@ -184,10 +189,12 @@ class Checker:
             before = self._kube.api.items("/api/v1/pods")
             jobs = self._with_remembered(read_jobs(self._scontrol("job")))
             after = self._kube.api.items("/api/v1/pods")
-            totals = read_nodes(self._scontrol("node"))
+            if time.monotonic() - self._totals_at >= self._totals_s:
+                self._totals = read_nodes(self._scontrol("node"))
+                self._totals_at = time.monotonic()
         except (OSError, RuntimeError, subprocess.TimeoutExpired, HTTPException) as error:
             raise UnreadError(str(error)) from error
-        return Reading(before, jobs, after, totals)
+        return Reading(before, jobs, after, self._totals)
 
     def _with_remembered(self, jobs: list[Job]) -> list[Job]:
         known, self._known = self._known, {}
@@ -322,7 +329,7 @@ def judge(
     ]
     found += [violation for pod in pods for violation in _judge_pod(pod, by_id)]
     found += _judge_pairs(pods, by_id)
-    named = {_job_id(pod) for pod in pods} | {_job_id(pod) for pod in second}
+    named = {job_of(pod) for pod in pods} | {job_of(pod) for pod in second}
     running = [job for job in by_id.values() if job.state == "RUNNING"]
     return Sample(
         violations=tuple(found),
@@ -340,7 +347,7 @@ def _judge_pod(pod: Pod, jobs: Mapping[int, Job]) -> list[Violation]:
     def one(kind: str, text: str) -> list[Violation]:
         return [Violation(kind, pod.name, text)]
 
-    job_id = _job_id(pod)
+    job_id = job_of(pod)
     if job_id is None:
         return one("no-claim", f"on {pod.node} with {pod.asked} GPUs, annotation {pod.claim!r}")
     if pod.claim != f"{job_id}/{pod.uid}":
@@ -370,7 +377,7 @@ def _judge_pairs(pods: Iterable[Pod], jobs: Mapping[int, Job]) -> list[Violation
     by_job: dict[int, list[Pod]] = defaultdict(list)
     by_index: dict[tuple[str, int], list[Pod]] = defaultdict(list)
     for pod in pods:
-        job_id = _job_id(pod)
+        job_id = job_of(pod)
         if job_id is not None:
             by_job[job_id].append(pod)
         for index in indices(pod.gpus):
@@ -378,7 +385,10 @@ def _judge_pairs(pods: Iterable[Pod], jobs: Mapping[int, Job]) -> list[Violation
     shared = [
         Violation("shared-claim", f"job {job_id}", ", ".join(sorted(pod.name for pod in named)))
         for job_id, named in by_job.items()
-        if len(named) > 1 and not (job_id in jobs and jobs[job_id].group)
+        if len(named) > 1
+        and not (job_id in jobs and jobs[job_id].group)
+        # Of a job that Slurm has forgotten, or whose id is another's by now, the pods tell.
+        and not all(pod.share.startswith(f"{job_id}/") for pod in named)
     ]
     return shared + [
         Violation("shared-index", f"{node}/{index}", ", ".join(sorted(pod.name for pod in told)))
@@ -387,7 +397,8 @@ def _judge_pairs(pods: Iterable[Pod], jobs: Mapping[int, Job]) -> list[Violation
     ]
 
 
-def _job_id(pod: Pod) -> int | None:
+def job_of(pod: Pod) -> int | None:
+    """The job that a pod names as its claim."""
     match = re.fullmatch(r"(\d+)/.+", pod.claim)
     return int(match[1]) if match else None
 

@@ -38,6 +38,7 @@ class Devices(NodeChecker):
         self.checked: set[str] = set()
         self.native_seen: set[str] = set()
         self._caught: list[str] | None = None
+        self._fault: Exception | None = None
         for channel in self._channels.values():
             channel.close()
         # A kubelet that was killed is asked again soon.
@@ -53,6 +54,14 @@ class Devices(NodeChecker):
     def __exit__(self, *told: object) -> None:
         super().__exit__(*told)
         self._caught = self.pool.overlaps()
+        if self._fault is not None:
+            raise self._fault  # it has seen nothing since
+
+    def _run(self) -> None:
+        try:
+            super()._run()
+        except Exception as error:
+            self._fault = error
 
     def sample(self) -> None:
         """One look at every node."""

@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tests.support.chaos.bag import Bag
 from tests.support.chaos.load import LOST
 from tests.support.fault_proxy import Answer, Cut, Delay, Insert, LoseAnswer, status_body
 from tests.support.keeper import KeeperError
@@ -34,6 +35,8 @@ AWAY = (*LOST, KeeperError, KubeProblem, NodeProblem)
 """What a fault ends with whose target, or a peer of it, is in trouble already."""
 PERSON_S = 10.0
 """So often a person looks at nodes that a hook has drained, and services that ended are restarted."""
+API_WAYS = ("delay", "cut", "garble", "404", "500", "lost", "mute", "reset")
+SLURM_WAYS = ("delay", "cut", "garble", "refuse", "mute")
 SLOW_S = 16.0
 """An answer of slurmctld that was seen at a site (sinfo, under 90 RPCs a second)."""
 
@@ -51,6 +54,8 @@ class Active:
 @dataclass
 class Faults:
     """Does faults by luck: `turn` heals what is over and perhaps does another.
+
+    Every kind comes round: in ten minutes about five times, faulty wires more often.
 
     at_once: targets in trouble at a time. pause_s: about so long nothing new is done.
     """
@@ -90,6 +95,16 @@ class Faults:
         for kind in sorted({part.kind for part in self._parts}):
             self._kinds[f"kill {kind}"] = self._kill_part
             self._kinds[f"pause {kind}"] = self._pause_part
+        ways = 2 * ["faulty wire to API server"] + ["faulty wire to slurmctld"]
+        self._next_kind = Bag([*self._kinds, *ways], self.luck)
+        self._api_way, self._slurm_way = Bag(API_WAYS, self.luck), Bag(SLURM_WAYS, self.luck)
+
+    @property
+    def kinds(self) -> list[str]:
+        """All that may be done; those of a wire are counted with what it does."""
+        ways = {"API server": API_WAYS, "slurmctld": SLURM_WAYS}
+        found = [kind for kind in self._kinds if "wire" not in kind]
+        return found + [f"faulty wire to {to}: {way}" for to, all_ in ways.items() for way in all_]
 
     def turn(self) -> None:
         """Heal what is over; perhaps do one fault."""
@@ -102,7 +117,10 @@ class Faults:
         if now < self._next or len(self.active) >= self.at_once:
             return
         self._next = now + self.luck.uniform(0.3, 1.7) * self.pause_s
-        self.do(self.luck.choice(list(self._kinds)))
+        kind, before = self._next_kind.draw(), self._count()
+        self.do(kind)
+        if self._count() == before:
+            self._next_kind.put_back(kind)
 
     def do(self, kind: str) -> None:
         """One fault of a kind, if its target is not in trouble already."""
@@ -110,6 +128,9 @@ class Faults:
             self._kinds[kind](kind)
         except AWAY:
             self.done["not done"] += 1
+
+    def _count(self) -> int:
+        return self.done.total() - self.done["not done"]
 
     def care(self) -> None:
         """What is done at every site: services are restarted, nodes that need it are resumed."""
@@ -125,8 +146,9 @@ class Faults:
         for name, start in ours.items():
             # A bridge whose last term does not end exits, and its Deployment starts it again.
             if name not in self.active and self.ground.kube.poll(name) is not None:
-                start(int(name.rpartition("-")[2]))
-                self.done[f"{name.partition('-')[0]} ended and was restarted"] += 1
+                with contextlib.suppress(*AWAY):
+                    start(int(name.rpartition("-")[2]))
+                    self.done[f"{name.partition('-')[0]} ended and was restarted"] += 1
         try:
             self._resume()
         except AWAY:
@@ -258,7 +280,7 @@ class Faults:
         proxy, luck = self.wires.api, self.luck
         share = luck.choice((0.05, 0.2, 0.6))
         some = luck.randbytes(64)
-        way = luck.choice(("delay", "cut", "garble", "404", "500", "lost", "mute", "reset"))
+        way = self._api_way.draw()
         fault = {
             "delay": Delay(luck.uniform(0.2, 6)),
             "cut": Cut(after_lines=0, torn=True),
@@ -288,7 +310,7 @@ class Faults:
             return
         wire = self.wires.slurm
         wire.seconds = self.luck.choice((0.3, 2.0, SLOW_S))
-        wire.mode = self.luck.choice(("delay", "cut", "garble", "refuse", "mute"))
+        wire.mode = self._slurm_way.draw()
 
         def heal() -> None:
             wire.mode = "pass"

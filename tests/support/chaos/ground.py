@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 # A slurmd that slurmctld has not reached is looked at again after a third of its time-out.
 EXTRA = ("SlurmdTimeout=45",)
+TOTALS_S = 10.0
+"""How old the nodes' numbers of GPUs may be: here they do not change, and a sample costs less."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class HollowGround:
     def __enter__(self) -> Self:
         self._cluster.start()
         self.slurm, self.kube = self._cluster.slurm, self._cluster.kube
-        self.checker = self._cluster.checker
+        self.checker = Checker(self.slurm, self.kube, totals_s=TOTALS_S)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -158,7 +160,7 @@ class RealGround:
     def __enter__(self) -> Self:
         self.pool.start()
         self.slurm, self.kube = self.pool.slurm, self.pool.kube
-        self.checker = Checker(self.slurm, self.kube)
+        self.checker = Checker(self.slurm, self.kube, totals_s=TOTALS_S)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -59,6 +59,21 @@ CASES: dict[str, tuple[list[Pod], list[Job], list[str]]] = {
         [job(7, "0-3", group=True)],
         [],
     ),
+    "two pods of a group whose claim Slurm has forgotten": (
+        [pod("a", told="0-1", share="7/gpu001/0-1"), pod("b", told="2-3", share="7/gpu001/2-3")],
+        [],
+        ["claim-not-running"] * 2,
+    ),
+    "another pod is in a group's claim that Slurm has forgotten": (
+        [pod("a", told="0-1", share="7/gpu001/0-1"), pod("b", told="2-3", share="6/gpu001/2-3")],
+        [],
+        ["claim-not-running"] * 2 + ["shared-claim"],
+    ),
+    "two single pods name a job that Slurm has forgotten": (
+        [pod("a", told="0-1"), pod("b", told="2-3")],
+        [],
+        ["claim-not-running"] * 2 + ["shared-claim"],
+    ),
     "a member of a group was told a GPU too much": (
         [pod("a", told="0-2", asked=2, share="7/gpu001/0-1")],
         [job(7, "0-3", group=True)],
