@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -22,8 +21,6 @@ from slurmbridge.node.inventory import Inventory, Usage
 from slurmbridge.node.plugin import Lister
 from slurmbridge.pool.errors import PeerUnavailable
 
-FIRST_USER: Final = 1000
-"""User ids below are a node's own accounts (UID_MIN of login.defs)."""
 VISIBLE: Final = b"NVIDIA_VISIBLE_DEVICES="
 VISIBLE_S: Final = 5.0
 """Between two looks at all environments: they cost more than the rest, and seldom change."""
@@ -233,33 +230,13 @@ class NodeLook:
         for pid, index in sorted(found | contexts):
             command = script.command_of(pid)
             pod, job = (pod_of[pid], 0) if pid in pod_of else script.owner_of(pid)
-            if self._is_monitor(pid, pod, command):
+            given = pod in self._book.pods
+            if script.is_monitor(pid, command, pod, job, given=given, names=self._conf["monitors"]):
                 continue
             # An empty name: it has just ended, which its context may not have.
             if command or (pid, index) in contexts:
                 users.append(GpuUser(pid, pod, index, command, job))
         return groups, tuple(users), usage, fault
-
-    def _is_monitor(self, pid: int, pod: str, command: str) -> bool:
-        """Whether a process only watches GPUs.
-
-        Anybody can take such a name: it counts for the node's own accounts, in a pod for root's.
-        And for none of a pod that was given GPUs: what it does there it does as their owner.
-        """
-        if command not in self._conf["monitors"] or pod in self._book.pods:
-            return False
-        uid = real_uid(pid)
-        return uid is not None and (uid == 0 if pod else uid < FIRST_USER)
-
-
-def real_uid(pid: int, proc: str = "/proc") -> int | None:
-    """Real user id of a process; None when that cannot be read."""
-    try:
-        text = Path(f"{proc}/{pid}/status").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    found = re.search(r"^Uid:\s+([0-9]+)\s", text, re.MULTILINE)
-    return int(found[1]) if found else None
 
 
 def is_listed(ref: str, grants: Collection[frozenset[str]], listing: Collection[Listed]) -> bool:

@@ -26,6 +26,7 @@ import os
 import re
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import syslog
@@ -58,6 +59,12 @@ DEFAULTS: dict[str, Any] = {
     "squeue": "squeue",
 }
 ASK_S = 5.0
+TOLD_S = 10.0
+"""How long slurmctld, and then slurmd, may take to know that a job was taken back."""
+BLIND_S = 3.0
+"""Pause where slurmd's own file of what it was told cannot be found."""
+FIRST_USER = 1000
+"""User ids below are a node's own accounts (UID_MIN of login.defs)."""
 REASON = "slurmbridge-node"
 """First word of the drain reason. Not the prefix of drains that the bridge itself ends: this one is
 for a person, since a process is left on a GPU."""
@@ -270,6 +277,38 @@ def command_of(pid: int, proc: str = "/proc") -> str:
     return ""
 
 
+def real_uid(pid: int, proc: str = "/proc") -> int | None:
+    """Real user id of a process, also of a set-user-id program; None when it cannot be read."""
+    try:
+        with open(f"{proc}/{pid}/status", encoding="utf-8", errors="replace") as file:
+            found = re.search(r"^Uid:\s+([0-9]+)\s", file.read(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(found[1]) if found else None
+
+
+def is_monitor(
+    pid: int, command: str, pod: str, job: int, *, given: bool, names: Iterable[str]
+) -> bool:
+    """Whether a process only watches GPUs.
+
+    Anybody can take such a name. So what counts is what no user can choose: it is in no Slurm job,
+    one of the node's own accounts runs it, in a pod root. And never in a pod that was given GPUs:
+    what it does there it does as their owner.
+
+    Args:
+        pid: of the process. command: its name.
+        pod: UID of the pod that it runs in, "" for none. job: id of its Slurm job, 0 for none.
+        given: whether that pod was given GPUs, or this is not known.
+        names: commands that may be monitors.
+
+    """
+    if command not in names or job or (pod and given):
+        return False
+    uid = real_uid(pid)
+    return uid is not None and (uid == 0 if pod else uid < FIRST_USER)
+
+
 def owner_of(pid: int, proc: str = "/proc") -> tuple[str, int]:
     """UID of the pod and id of the Slurm job that a process runs in; "" and 0: in none, or gone.
 
@@ -309,8 +348,11 @@ def _left_of(wanted: set[str], conf: Mapping[str, Any]) -> str:
     return ""
 
 
-def users_of(paths: Mapping[int, str], conf: Mapping[str, Any]) -> str:
-    """Which pod's process holds one of these device files open (index -> path); "" when none."""
+def users_of(paths: Mapping[int, str], given: Iterable[str], conf: Mapping[str, Any]) -> str:
+    """Which pod's process holds one of these device files open (index -> path); "" when none.
+
+    given: UIDs of the pods that have GPUs.
+    """
     wanted = {}
     for index, path in sorted(paths.items()):
         identity = file_identity(path)
@@ -318,9 +360,10 @@ def users_of(paths: Mapping[int, str], conf: Mapping[str, Any]) -> str:
             return f"not known who uses GPU {index}: {path} cannot be looked at"
         wanted[identity] = index
     for uid, folders in pod_cgroups(conf["cgroup_root"]).items():
-        pids = [p for p in cgroup_processes(folders) if command_of(p) not in conf["monitors"]]
-        for pid, indices in open_devices(pids, wanted).items():
-            return f"process {pid} of pod {uid} holds GPU {_some(indices)} open"
+        for pid, indices in open_devices(cgroup_processes(folders), wanted).items():
+            named = command_of(pid)
+            if not is_monitor(pid, named, uid, 0, given=uid in given, names=conf["monitors"]):
+                return f"process {pid} of pod {uid} holds GPU {_some(indices)} open"
     return ""
 
 
@@ -346,7 +389,9 @@ def contexts_left(gpus: str, conf: Mapping[str, Any]) -> str:
         if named.get(uuid, min(wanted)) not in wanted:
             continue
         try:
-            is_other = any(owner_of(int(pid))) or command_of(int(pid)) in conf["monitors"]
+            is_other = any(owner_of(int(pid))) or is_monitor(
+                int(pid), command_of(int(pid)), "", 0, given=False, names=conf["monitors"]
+            )
         except OSError as error:
             return f"not known who uses the GPUs: {error}"
         if not is_other:
@@ -529,16 +574,19 @@ def prolog(conf: Mapping[str, Any]) -> int:
     if not job["gpus"] or is_for_pods(job, conf):
         return 0
     deadline = time.monotonic() + conf["prolog_wait_s"]
+    told: tuple[str, int] | None = None
     while True:
         answer = ask_agent({"ask": "handover", "job": job}, conf)
         why = answer["why"] if answer is not None else busy_by_look(job["gpus"], conf)
         if not why:
             return 0
+        # Before the wait: its user may cancel the job meanwhile, and slurmd is told that once.
+        told = told or told_before(job, conf)
         if time.monotonic() >= deadline:
             break
         time.sleep(conf["poll_s"])
     say(f"its GPUs {job['gpus']} are in use: {why}", syslog.LOG_ERR)
-    if conf["on_busy"] == "requeue" and take_back(job, conf):
+    if conf["on_busy"] == "requeue" and take_back(job, told, conf):
         return 0
     drain(job, f"GPU {job['gpus']} given to job {job['id']}: {why}", conf)
     return 1
@@ -561,7 +609,7 @@ def busy_by_look(gpus: str, conf: Mapping[str, Any]) -> str:
         paths = {g["index"]: g["path"] for g in state.get("gpus", []) if g["index"] in wanted}
         if wanted - set(paths):
             return f"not known who uses GPU {_some(wanted - set(paths))}: not in the agent's file"
-        return users_of(paths, conf)
+        return users_of(paths, {p["uid"] for p in pods if p.get("gpus")}, conf)
     except OSError as error:
         return f"not known who uses the GPUs: {error}"
 
@@ -605,28 +653,81 @@ def drain(job: Mapping[str, str], why: str, conf: Mapping[str, Any]) -> None:
     ask_agent({"ask": "alarm", "job": job, "text": why}, conf)
 
 
-def take_back(job: Mapping[str, str], conf: Mapping[str, Any]) -> bool:
-    """Requeue the job from inside its Prolog; whether slurmctld has taken it back.
+def take_back(job: Mapping[str, str], told: tuple[str, int], conf: Mapping[str, Any]) -> bool:
+    """Requeue the job from inside its Prolog; whether it will not start.
 
     One that cannot be requeued (salloc, srun, --no-requeue) is cancelled: it could not run anyway.
     A failing Prolog would drain the node. slurmd looks once more at the job after its Prolog, and
-    does not start one that was taken back meanwhile: so wait until it was.
+    does not start one that it was told to end meanwhile: so wait until it was, as long as the word
+    is on its way. told: of `told_before`.
     """
     if (
         run(conf["scontrol"], "requeue", job["id"]) is None
         and run(conf["scancel"], job["id"]) is None
     ):
         return False
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + TOLD_S
     while time.monotonic() < deadline:
         # Not scontrol: a job's name can hold any state.
         shown = run(conf["squeue"], "-h", "-j", job["id"], "-o", "%T")
         if shown is not None and "RUNNING" not in shown:
-            # The order to end it reaches slurmd right after slurmctld's own change.
-            time.sleep(1.0)
-            return True
+            return was_told(job["id"], *told)
         time.sleep(0.1)
     return False
+
+
+def was_told(job_id: str, path: str, before: int) -> bool:
+    """Wait until slurmd has been told to end a job; False: it has not, in `TOLD_S`."""
+    if not os.path.isdir(os.path.dirname(path)):
+        say(f"not known when slurmd hears of it: {path or 'SlurmdSpoolDir'} is not there")
+        time.sleep(BLIND_S)
+        return True
+    deadline = time.monotonic() + TOLD_S
+    while time.monotonic() < deadline:
+        if revoked(path, job_id) not in (0, before):
+            return True
+        time.sleep(0.02)
+    say(f"slurmd was not told in {TOLD_S:g} s that the job was taken back", syslog.LOG_ERR)
+    # It may have been told before the Prolog looked first.
+    return before != 0
+
+
+def told_before(job: Mapping[str, str], conf: Mapping[str, Any]) -> tuple[str, int]:
+    """Where slurmd keeps which jobs it was told to end ("": not known), and when this one last.
+
+    It writes the file as soon as it is told, and before it waits for a Prolog that still runs.
+    Source: slurmd's _rpc_terminate_job and save_cred_state (22.05 to 24.05); measured with 22.05.8.
+    """
+    shown = run(conf["scontrol"], "show", "config") or ""
+    found = re.search(r"^SlurmdSpoolDir\s*=\s*(/\S*)", shown, re.MULTILINE)
+    if found is None:
+        return "", 0
+    host = os.uname().nodename.partition(".")[0]
+    path = f"{found[1].replace('%n', job['node']).replace('%h', host)}/cred_state"
+    return path, revoked(path, job["id"])
+
+
+_REVOKED = struct.Struct(">Iqqq")
+"""Job id, and Unix seconds: told to end (0: not), first seen, to be forgotten."""
+
+
+def revoked(path: str, job_id: str) -> int:
+    """When slurmd was told last to end a job, Unix seconds; 0: it was not, or nobody can say."""
+    try:
+        with open(path, "rb") as file:
+            body = file.read()
+    except OSError:
+        return 0
+    wanted = int(job_id).to_bytes(4, "big")
+    at = body.find(wanted)
+    last = 0
+    while 0 <= at <= len(body) - _REVOKED.size:
+        _, told, seen, _ = _REVOKED.unpack_from(body, at)
+        # Whatever stands before and after the jobs: an entry is known by its times.
+        if all(1 << 30 < moment < 1 << 33 for moment in (told, seen)):
+            last = max(last, told)
+        at = body.find(wanted, at + 1)
+    return last
 
 
 def main_epilog() -> int:

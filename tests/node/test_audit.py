@@ -15,6 +15,9 @@ from slurmbridge.node._gen import deviceplugin_pb2 as pb
 from tests.support.node_pool import unique, wait
 
 NODE = "gpu002"
+LAST = 7
+SEEN_BY_ALL = "/dev/kmsg"
+"""A device that every machine has, and of all pods only the privileged ones."""
 HOLD = "import os, sys; os.open(sys.argv[1], os.O_PATH); print(flush=True); sys.stdin.read()"
 
 
@@ -61,8 +64,8 @@ def found(pool, kind):
     return [f["text"] for f in report.get("findings", ()) if f["kind"] == kind]
 
 
-def events(pool, reason):
-    which = f"involvedObject.kind=Node,involvedObject.name={NODE}"
+def events(pool, reason, kind="Node", name=NODE):
+    which = f"involvedObject.kind={kind},involvedObject.name={name}"
     listed = pool.kube.api.items("/api/v1/namespaces/default/events", fieldSelector=which)
     return [e["message"] for e in listed if e["reason"] == reason]
 
@@ -115,6 +118,79 @@ def test_a_pod_whose_image_shows_all_gpus_and_one_that_mounts_all_devices_are_na
     for name in (shows, mounts):
         pool.delete(name, grace_s=0)
         wait(lambda n=name: not pool.get(n), 30, "gone")
+
+
+def put_device(path, rdev):
+    part = path.with_suffix(".part")
+    os.mknod(part, 0o20666, rdev)
+    part.rename(path)
+
+
+@pytest.fixture
+def privileged(strict):
+    """A privileged pod without a claim that has GPU 7 open: it finds it in its own /dev.
+
+    No driver is behind the tests' devices: so GPU 7 is one that this machine really has.
+    """
+    pool, path = strict, strict.device(LAST)
+    before = path.stat().st_rdev
+    put_device(path, os.stat(SEEN_BY_ALL).st_rdev)
+    name = unique("privileged")
+    script_text = f"exec 3<{SEEN_BY_ALL}; echo > $M/start/$NAME; exec sleep 1000"
+    body = pool.pod(name, 0, script=script_text, spec={"nodeName": NODE})
+    body["spec"]["containers"][0]["securityContext"] = {"privileged": True}
+    uid = pool.kube.api.create(body)["metadata"]["uid"]
+    pool.wait_running(name)
+    yield name, uid
+    pool.delete(name, grace_s=0)
+    wait(lambda: not pool.pod_pids(NODE, uid), 30, "its processes end")
+    put_device(path, before)
+    pool.wait_gpus(NODE)
+
+
+def test_a_privileged_pod_is_named_and_the_gpu_that_it_uses_is_closed_to_pods(strict, privileged):
+    pool, (name, uid) = strict, privileged
+    way = f"pod default/{name} can reach GPUs past its claim: privileged"
+    wait(lambda: found(pool, "loose_pod") == [way], 20, "the way", pool.snapshot, NODE)
+    wait(lambda: found(pool, "outside_claim"), 20, "the use", pool.snapshot, NODE)
+    (use,) = found(pool, "outside_claim")
+    assert use.endswith(f"(sleep) of pod {uid} uses GPU {LAST}, not given to it")
+    for kind, subject in (("Node", NODE), ("Pod", name)):
+        for reason, text in (("LoosePod", way), ("OutsideClaim", use)):
+            told = lambda r=reason, k=kind, s=subject: events(pool, r, k, s)  # noqa: E731
+            wait(lambda t=told, x=text: x in t(), 20, f"{reason} of {subject}", told)
+    metrics = pool.metrics(NODE)
+    for kind in ("loose_pod", "outside_claim"):
+        assert f'slurmbridge_node_findings{{kind="{kind}"}} 1.0' in metrics
+    wait(lambda: pool.node[NODE].allocatable() == pool.gpus - 1, 20, "quarantine")
+
+
+@pytest.mark.parametrize("agent", ["is asked", "is down"])
+def test_a_gpu_that_a_privileged_pod_uses_is_not_handed_to_a_native_job(
+    strict, privileged, figures, agent
+):
+    pool, (name, uid) = strict, privileged
+    if agent == "is down":
+        pool.kill9_agent(NODE)
+    try:
+        with pool.other_hooks(NODE, prolog_wait_s=0.5):
+            job = pool.native(pool.gpus, node=NODE, run_s=0.2)
+            taken_back = lambda: pool.job_field(job, "Restarts") not in ("", "0")  # noqa: E731
+            wait(taken_back, 60, "taken back", pool.slurm.run, "squeue")
+        assert not (pool.marks / "start" / f"job-{job}").exists()
+        assert "drain" not in pool.slurm.run("sinfo", "-h", "-n", NODE, "-o", "%T")
+        assert pool.pod_pids(NODE, uid)
+        pool.delete(name, grace_s=0)
+        wait(lambda: not pool.pod_pids(NODE, uid), 30, "the pod ends")
+        # A job that was requeued waits two minutes by itself.
+        pool.slurm.run("scontrol", "update", f"jobid={job}", "StartTime=now")
+        start = pool.marks / "start" / f"job-{job}"
+        wait(start.exists, 90, "the job at last", pool.slurm.run, "squeue")
+        figures.count(starts=2)
+    finally:
+        if agent == "is down":
+            pool.start_agent(NODE)
+            wait(lambda: pool.is_registered(NODE), 30, "the agent is back")
 
 
 def test_the_kubelet_takes_cdi_names_of_the_claims_gpus_and_keeps_them(strict):

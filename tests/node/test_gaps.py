@@ -306,6 +306,38 @@ def test_a_native_job_on_a_pods_gpus_drains_the_node_where_the_site_says_so(whol
     wait(lambda: "DRAIN" not in state(), 20, "resumed", state)
 
 
+def test_a_job_that_is_taken_back_does_not_start_however_late_slurmd_hears_of_it(whole):
+    """slurmctld's word to slurmd is on its way while the Prolog ends."""
+    pool = whole
+    found = len(pool.overlaps())
+    name = unique("covered")
+    body = pool.pod(name, GPUS, ignore_term=True)
+    placed = []
+    wait(lambda: placed.append(pool.place(body, NODE)) or placed[-1], 30, "room")
+    pool.wait_running(name)
+    pool.without_epilog(lambda: pool.slurm.run("scancel", str(placed[-1].job_id)))
+    asked = handovers(pool)
+    with pool.other_hooks(NODE, prolog_wait_s=2.0):
+        job = pool.native(pool.gpus, node=NODE, run_s=5.0)
+        wait(lambda: handovers(pool) > asked, 30, "its Prolog asks", pool.slurm.run, "squeue")
+        pool.slurm.pause_slurmd(NODE)
+        try:
+            taken_back = lambda: pool.job_field(job, "Restarts") not in ("", "0")  # noqa: E731
+            wait(taken_back, 30, "slurmctld has it back", pool.slurm.run, "squeue")
+            time.sleep(3.0)
+        finally:
+            pool.slurm.resume_slurmd(NODE)
+        ending = lambda: pool.slurm.run("squeue", "-h", "-t", "CG", "-o", "%i").split()  # noqa: E731
+        wait(lambda: not ending(), 60, "its end", pool.slurm.run, "squeue")
+    assert not (pool.marks / "start" / f"job-{job}").exists()
+    assert pool.overlaps()[found:] == []
+    assert "drain" not in pool.slurm.run("sinfo", "-h", "-n", NODE, "-o", "%T")
+    assert pool.pod_pids(NODE, placed[-1].uid)
+    pool.slurm.run("scancel", str(job))
+    pool.delete(name, grace_s=0)
+    wait(lambda: not pool.pod_pids(NODE, placed[-1].uid), 30, "pod ends")
+
+
 def test_an_interactive_job_on_a_pods_gpus_is_cancelled_before_its_task_runs(whole):
     """A job that cannot be requeued, and a claim that Slurm has lost: the same fence."""
     pool = whole

@@ -111,7 +111,7 @@ class NodePool:
         self._stop = threading.Event()
         self.claims: dict[str, Claimed] = {}
         self._lock = threading.Lock()
-        self.kube = self._stack.enter_context(KubeCluster())
+        self.kube = self._stack.enter_context(KubeCluster(api_args=("--allow-privileged=true",)))
         self.slurm = SlurmCluster(
             SlurmConfig(nodes=self.nodes, gpus_per_node=self.gpus, **self.slurm_config)
         )
@@ -277,8 +277,16 @@ class NodePool:
             return answer.read().decode()
 
     def wait_gpus(self, node: str, timeout_s: float = 30.0) -> None:
-        """Wait until the API server says that all GPUs of the node are allocatable."""
-        wait(lambda: self.node[node].allocatable() == self.gpus, timeout_s, f"GPUs of {node}")
+        """Wait until all GPUs of the node can be given to pods.
+
+        The API server alone does not tell: of an agent that is away it hears up to ten seconds later,
+        and a pod that is bound meanwhile fails for good. The bridge asks the agent too.
+        """
+        for reached in (
+            lambda: self.is_registered(node),
+            lambda: self.node[node].allocatable() == self.gpus,
+        ):
+            wait(reached, timeout_s, f"GPUs of {node}")
 
     # Pods
 

@@ -23,6 +23,7 @@ def tree(tmp_path, monkeypatch):
     (proc / "17/fd/3").symlink_to(tmp_path / "nvidia0")
     (proc / "17/mountinfo").write_text(f"1 2 254:0 /pods/{UID}/etc-hosts /etc/hosts rw - e v rw\n")
     (proc / "17/comm").write_text("train\n")
+    (proc / "17/status").write_text("Name:\ttrain\nUid:\t0\t0\t0\t0\n")
     (proc / "17/environ").write_bytes(b"PATH=/bin\0NVIDIA_VISIBLE_DEVICES=all\0")
     (proc / "17/cgroup").write_text(f"0::/kubepods/pod{UID}\n")
     monkeypatch.setattr(script.pod_cgroups, "__defaults__", ("", str(base)))
@@ -31,6 +32,7 @@ def tree(tmp_path, monkeypatch):
         script.mounted_pods,
         script.open_devices,
         script.command_of,
+        script.real_uid,
         script.owner_of,
         look.visible_devices,
     ):

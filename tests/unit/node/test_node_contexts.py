@@ -18,7 +18,7 @@ UID = "d47a0a28-e567-4794-9f2d-6c38d3f13c99"
 JOB_CGROUP = "0::/system.slice/slurmstepd.scope/job_12/step_0/user/task_0\n"
 
 
-def process(tree, pid, cgroup="0::/system.slice/ssh.service\n", command="python", mounts=""):
+def process(tree, pid, cgroup="0::/system.slice/ssh.service\n", command="python", mounts="", uid=0):
     folder = tree / "proc" / str(pid)
     (folder / "fd").mkdir(parents=True)
     (folder / "ns").mkdir()
@@ -26,6 +26,7 @@ def process(tree, pid, cgroup="0::/system.slice/ssh.service\n", command="python"
     (folder / "cgroup").write_text(cgroup)
     (folder / "mountinfo").write_text(mounts)
     (folder / "comm").write_text(f"{command}\n")
+    (folder / "status").write_text(f"Name:\t{command}\nUid:\t{uid}\t0\t0\t0\n")
 
 
 OWNERS = {
@@ -86,6 +87,12 @@ def test_contexts_of_other_pods_of_jobs_and_of_monitors_hold_nothing(tree, alone
     process(tree, 30, JOB_CGROUP)
     process(tree, 31, command="nv-hostengine")
     assert alone("17, GPU-0\n30, GPU-0\n31, GPU-0\n") == ""
+
+
+@pytest.mark.parametrize("uid", [1000, 70000])
+def test_a_users_process_that_is_called_like_a_monitor_holds(tree, alone, uid):
+    process(tree, 30, command="nvidia-smi", uid=uid)
+    assert alone("30, GPU-0\n") == "process 30 of no pod has a context on GPU 0"
 
 
 @pytest.mark.parametrize(("rows", "code"), [("", 9), ("[N/A], GPU-0\n", 0)])

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -49,6 +50,22 @@ def test_a_node_that_can_be_seen_says_what_is_there(tree):
     assert script.busy_by_look("0", made) == f"process 17 of pod {UID} holds GPU 0 open"
 
 
+@pytest.mark.parametrize(
+    ("uid", "given", "is_monitor"), [(0, False, True), (0, True, False), (1000, False, False)]
+)
+def test_a_pods_process_that_is_called_like_a_monitor_is_one_only_for_root_without_gpus(
+    tree, uid, given, is_monitor
+):
+    (tree / "proc/17/comm").write_text("nvidia-smi\n")
+    (tree / "proc/17/status").write_text(f"Name:\tnvidia-smi\nUid:\t{uid}\t0\t0\t0\n")
+    made = conf(tree)
+    state = json.loads((tree / "node.json").read_text())
+    state["pods"] = [{"uid": UID, "gpus": [1]}] if given else []
+    (tree / "node.json").write_text(json.dumps(state))
+    expected = "" if is_monitor else f"process 17 of pod {UID} holds GPU 0 open"
+    assert script.busy_by_look("0", made) == expected
+
+
 UNKNOWN = {
     "the cgroups": "cgroup",
     "the folder of pods": "kubepods",
@@ -66,6 +83,48 @@ def test_what_cannot_be_read_holds_and_says_so(tree, monkeypatch, what, number):
     why = script.left_of_pods([uid], conf(tree))
     assert why.startswith("not known what is left of the pod: ")
     assert os.strerror(number) in why
+
+
+def entry(job_id, told, seen=1 << 31):
+    return struct.pack(">Iqqq", job_id, told, seen, 0x7FFFFFFF)
+
+
+def test_what_slurmd_was_told_is_read_from_its_file(tmp_path):
+    path = tmp_path / "cred_state"
+    assert script.revoked(str(path), "7") == 0
+    # Two jobs, and then what is no job: a credential whose number looks like one.
+    path.write_bytes(b"\0\0\0\2" + entry(9, 0) + entry(7, (1 << 31) + 5) + entry(9, 3, 4))
+    assert script.revoked(str(path), "7") == (1 << 31) + 5
+    assert script.revoked(str(path), "9") == 0
+    path.write_bytes(entry(7, 1 << 31)[:-1])
+    assert script.revoked(str(path), "7") == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "later", "expected"),
+    [
+        (0, 1 << 31, True),
+        (0, 0, False),
+        ((1 << 31) - 9, 1 << 31, True),
+        # Its user was quicker than the Prolog's first look: nothing more will come.
+        (1 << 31, 1 << 31, True),
+    ],
+)
+def test_a_job_is_taken_back_once_slurmd_was_told_so(
+    tmp_path, monkeypatch, before, later, expected
+):
+    monkeypatch.setattr(script, "TOLD_S", 0.1)
+    path = tmp_path / "cred_state"
+    path.write_bytes(entry(7, later))
+    assert script.was_told("7", str(path), before) is expected
+
+
+def test_where_slurmds_file_is_not_known_a_pause_has_to_do(monkeypatch):
+    pauses = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    assert script.was_told("7", "", 0)
+    assert script.was_told("7", "/no/such/folder/cred_state", 0)
+    assert pauses == [script.BLIND_S] * 2
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO])
@@ -149,14 +208,20 @@ def test_a_job_without_comment_may_be_a_claim_while_the_agents_file_cannot_be_re
 TOOL = """\
 #!/bin/sh
 echo "$(basename "$0") $*" >> "$(dirname "$0")/called"
-[ "$1" != -h ] || echo PENDING
+case "$1" in
+  -h) echo PENDING;;
+  show) echo "SlurmdSpoolDir          = $(dirname "$0")/spool/%n";;
+  requeue) printf 'WORD' > "$(dirname "$0")/spool/gpu001/cred_state";;
+esac
 """
+TOLD = "".join(f"\\{byte:03o}" for byte in struct.pack(">IIqqq", 1, 7, 1 << 31, 1 << 31, 1 << 31))
 
 
 def run_hook(tmp_path, hook, **more):
     for name in ("scontrol", "scancel", "squeue"):
-        (tmp_path / name).write_text(TOOL)
+        (tmp_path / name).write_text(TOOL.replace("WORD", TOLD))
         (tmp_path / name).chmod(0o755)
+    (tmp_path / "spool/gpu001").mkdir(parents=True)
     made = {
         "socket": str(tmp_path / "none.sock"),
         "state": str(tmp_path / "none.json"),
@@ -197,7 +262,7 @@ def test_the_prolog_drains_the_node_where_the_site_says_so(tmp_path):
     assert done.returncode == 1
     assert "ALARM, node drained" in done.stderr
     assert called.startswith(
-        "scontrol update NodeName=gpu001 State=DRAIN Reason=slurmbridge-node: GPU 0,1 given to job 7:"
+        "scontrol show config\nscontrol update NodeName=gpu001 State=DRAIN Reason=slurmbridge-node: GPU 0,1 given to job 7:"
     )
     assert "requeue" not in called
 
@@ -205,7 +270,7 @@ def test_the_prolog_drains_the_node_where_the_site_says_so(tmp_path):
 def test_the_prolog_gives_the_job_back_by_default_and_drains_nothing(tmp_path):
     done, called = run_hook(tmp_path, "prolog", prolog_wait_s=0.0)
     assert done.returncode == 0
-    assert called == "scontrol requeue 7\nsqueue -h -j 7 -o %T\n"
+    assert called == "scontrol show config\nscontrol requeue 7\nsqueue -h -j 7 -o %T\n"
 
 
 def test_the_prolog_waits_as_long_as_it_is_told(tmp_path):

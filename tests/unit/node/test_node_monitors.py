@@ -9,7 +9,7 @@ from slurmbridge.node import slurm_script
 from slurmbridge.node.book import Book
 from slurmbridge.node.device import DeviceMap, Gpu
 from slurmbridge.node.inventory import Usage
-from slurmbridge.node.look import NodeLook, real_uid
+from slurmbridge.node.look import NodeLook
 
 GPU = Gpu(index=0, uuid="GPU-0", minor=0, path="/dev/null")
 NAME = "nvidia-smi"
@@ -28,9 +28,10 @@ def seen(tmp_path, monkeypatch):
     book = Book(str(tmp_path / "book.json"))
     look = NodeLook({}, lambda: DeviceMap(gpus=(GPU,)), Driver(), None, book, lambda: 0.0)
 
-    async def of(command, uid, pod="", *, given=False):
+    async def of(command, uid, pod="", *, given=False, job=0):
         monkeypatch.setattr(slurm_script, "command_of", lambda pid: command)
-        monkeypatch.setattr("slurmbridge.node.look.real_uid", lambda pid: uid)
+        monkeypatch.setattr(slurm_script, "real_uid", lambda pid: uid)
+        monkeypatch.setattr(slurm_script, "owner_of", lambda pid: (pod, job))
         groups = {pod: ["/folder"]} if pod else {}
         monkeypatch.setattr(slurm_script, "pod_cgroups", lambda root: groups)
         monkeypatch.setattr(slurm_script, "cgroup_processes", lambda folders: {4242})
@@ -63,12 +64,16 @@ async def test_a_users_process_that_is_called_like_one_does(seen, command, uid, 
     assert await seen(command, uid, pod) == [4242]
 
 
+async def test_so_does_a_process_of_a_slurm_job_whoever_has_submitted_it(seen):
+    assert await seen(NAME, 0, job=12) == [4242]
+
+
 async def test_so_does_any_process_of_a_pod_that_was_given_gpus(seen):
     assert await seen(NAME, 0, "u-1", given=True) == [4242]
 
 
 def test_the_real_user_id_is_read_from_the_process():
-    assert real_uid(os.getpid()) == os.getuid()
+    assert slurm_script.real_uid(os.getpid()) == os.getuid()
     child = subprocess.Popen(["true"])
     child.wait()
-    assert real_uid(child.pid) is None
+    assert slurm_script.real_uid(child.pid) is None
