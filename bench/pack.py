@@ -12,7 +12,9 @@ Then random small trees are packed and compared with exhaustive search (tests/su
 
 Last line of the output: one JSON object. ms_*: one call of `pack`, by the clock; cpu_ms_p99: the
 same by the processor's time of this process, for machines that have other things to do;
-networkx_ms_p50: by walks; level_differs: loads on which the two differ in level; oracle_worse:
+networkx_ms_p50: by walks; sources_cpu_ms: all labels looked through when a node's have changed;
+generation_cpu_ms: the graph, built beside the events; fitted_cpu_ms: a generation brought to other
+nodes inside an event; level_differs: loads on which the two differ in level; oracle_worse:
 cases in which exhaustive search found a lower domain or fewer children, or a gang was refused that
 fits.
 """
@@ -33,29 +35,51 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from slurmbridge.topology.gang import Gang, Placement  # noqa: E402
-from slurmbridge.topology.graph import Topology, build  # noqa: E402
+from slurmbridge.topology.generation import Sources, fitted, keys_in_use, labels_in_use, make  # noqa: E402
+from slurmbridge.topology.graph import Topology  # noqa: E402
 from slurmbridge.topology.pack import pack  # noqa: E402
-from slurmbridge.topology.source import NODE, Places  # noqa: E402
+from slurmbridge.topology.source import NODE  # noqa: E402
 from tests.support.pack_checks import answer, faults_of, key_of  # noqa: E402
 from tests.support.pack_oracle import best, random_case  # noqa: E402
 
 GPUS = 8
 LOAD = 0.3
 RACK, ROW, ZONES = 16, 160, 4
+LEVELS = ("zone", "row", "rack")
 WALKS = 20
 
 
-def make_topology(count: int) -> Topology:
+def sources_of(count: int) -> Sources:
+    """As the core makes them: of all labels of a node those that say where it stands."""
     per_zone = -(-count // ZONES)
-    of = {
-        f"gpu-{i:05d}": (
-            f"rack-{i // RACK}",
-            f"row-{i // ROW}",
-            f"zone-{i // ROW * ROW // per_zone}",
-        )
-        for i in range(count)
+    others = {f"example.com/feature-{n}": "true" for n in range(20)}
+    keys = keys_in_use(LEVELS, ())
+    nodes, labels = [], []
+    for i in range(count):
+        where = {
+            "rack": f"rack-{i // RACK}",
+            "row": f"row-{i // ROW}",
+            "zone": f"zone-{i // ROW * ROW // per_zone}",
+        }
+        nodes.append(f"gpu-{i:05d}")
+        labels.append(labels_in_use({**others, **where}, keys))
+    return Sources(tuple(nodes), tuple(labels), LEVELS)
+
+
+def make_topology(count: int) -> tuple[Topology, dict[str, Any]]:
+    """A generation, and what it costs in CPU: beside the events, and in them."""
+    began = time.process_time()
+    sources = sources_of(count)
+    compared = time.process_time()
+    made = make(sources)
+    built = time.process_time()
+    fitted(made.record, made.index.nodes[1:])
+    done = time.process_time()
+    return made, {
+        "sources_cpu_ms": round(1e3 * (compared - began), 1),
+        "generation_cpu_ms": round(1e3 * (built - compared), 1),
+        "fitted_cpu_ms": round(1e3 * (done - built), 1),
     }
-    return build(tuple(of), [Places("labels", ("rack", "row", "zone"), of)])
 
 
 def random_free(rng: np.random.Generator, count: int, whole: bool) -> np.ndarray:
@@ -106,7 +130,7 @@ def walk(graph: Any, roots: list[Any], free: dict[str, int], gang: Gang) -> tupl
 
 
 def measure(count: int, pods: int, loads: int) -> dict[str, Any]:
-    topology = make_topology(count)
+    topology, costs = make_topology(count)
     index, gang = topology.index, Gang((GPUS,) * pods)
     rng = np.random.default_rng(20261130)
     total = np.full(count, GPUS)
@@ -138,6 +162,7 @@ def measure(count: int, pods: int, loads: int) -> dict[str, Any]:
         "networkx_ms_p50": round(float(np.percentile(walks, 50)), 2),
         "level_differs": differ,
         "inexact": inexact,
+        **costs,
     }
 
 

@@ -409,7 +409,8 @@ class Bridge:
                 text = waiting.topology_text
             else:
                 text = result.stdout
-            if (text, file) != (waiting.topology_text, waiting.topology_file):
+            said = text, file
+            if not waiting.topology_told or said != (waiting.topology_text, waiting.topology_file):
                 self._emit(ev.TopologyRead(text, file))
             await self._clock.sleep(SWEEP_S)
 

@@ -32,6 +32,7 @@ from slurmbridge.pool.hostlist import fold
 from slurmbridge.slurm.claims import ClaimUncertain, SlurmClaims
 from slurmbridge.slurm.drains import NodeDrains
 from slurmbridge.slurm.reader import SlurmReader
+from slurmbridge.topology.generation import make
 
 _log = get_logger(__name__)
 
@@ -170,6 +171,8 @@ class Carrier:
                 await self._evict(action)
             case act.Lift():
                 await self._lift(action)
+            case act.BuildTopology(sources=sources):
+                self._emit(ev.TopologyBuilt(sources, await asyncio.to_thread(make, sources)))
             case act.LookGroup(key=key, paths=paths):
                 self._emit(ev.GroupLooked(key, await self._group_object(paths)))
             case act.AnnotatePod(uid=uid, namespace=namespace, name=name, annotations=values):

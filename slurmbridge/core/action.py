@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from slurmbridge.pool.claim import ClaimId, ClaimRequest, GroupRequest
+from slurmbridge.topology.generation import Sources
 
 
 class Action(msgspec.Struct, frozen=True):
@@ -143,6 +144,12 @@ class Tell(Action, frozen=True):
     reason: str
     message: str
     warning: bool = False
+
+
+class BuildTopology(Action, frozen=True):
+    """Build the next generation of the topology, beside the events -> TopologyBuilt."""
+
+    sources: Sources
 
 
 class LogTopology(Action, frozen=True):

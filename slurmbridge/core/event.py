@@ -8,6 +8,8 @@ from slurmbridge.pool.claim import Claim
 from slurmbridge.pool.group import GroupObject
 from slurmbridge.pool.noderecord import NodeReport
 from slurmbridge.pool.record import KubeNode, PodRecord, SlurmJob, SlurmSnapshot
+from slurmbridge.topology.generation import Sources
+from slurmbridge.topology.graph import Topology
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -220,6 +222,13 @@ class TopologyRead(Event, frozen=True):
 
     text: str
     file: tuple[str, str] | None = None
+
+
+class TopologyBuilt(Event, frozen=True):
+    """The generation that was made of these sources."""
+
+    sources: Sources
+    topology: Topology
 
 
 class Evicted(Event, frozen=True):

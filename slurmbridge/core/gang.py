@@ -30,7 +30,7 @@ from slurmbridge.core import (
     wish,
 )
 from slurmbridge.core.action import Allocate, AnnotatePod, LookGroup, Tell
-from slurmbridge.core.event import GroupLooked, TopologyRead
+from slurmbridge.core.event import GroupLooked
 from slurmbridge.core.settle import request_for
 from slurmbridge.core.state import Entry, Phase, State, asked_gpus
 from slurmbridge.core.waiting import GangState, pause_after
@@ -126,12 +126,6 @@ def on_looked(state: State, event: GroupLooked) -> None:
     if gang is not None and event.found is not None:
         gang.size, gang.made = event.found.size, event.found.made
         state.waiting.gangs_due.add(event.key)
-
-
-def on_topology_read(state: State, event: TopologyRead) -> None:
-    """What Slurm says of its switches or blocks."""
-    state.waiting.topology_text, state.waiting.topology_file = event.text, event.file
-    state.view_changed = True
 
 
 def on_refused(state: State, entry: Entry, reason: str, text: str) -> None:

@@ -21,6 +21,7 @@ from slurmbridge.core import (
     holdout,
     lift,
     nodes,
+    places,
     planned,
     pods,
     publish,
@@ -91,6 +92,7 @@ class Machine:
             _HANDLERS[type(left)](state, left)
         if state.audited:
             cover.after_event(state)
+            publish.follow_topology(state)
             planned.after_event(state)
             if state.robbed:
                 cover.after_event(state)
@@ -128,6 +130,7 @@ class Machine:
     def reload(self, settings: Settings) -> None:
         """Take a new configuration; every node is looked at again."""
         self.state.settings = settings
+        self.state.waiting.topology_due = True
         self.state.waiting.consider |= {*self.state.waiting.of, *self.state.waiting.faults}
         _map(self.state)
         _touch_all(self.state)
@@ -224,7 +227,7 @@ def _on_pod_changed(state: State, event: ev.PodChanged) -> None:
 
 def _on_nodes_listed(state: State, event: ev.NodesListed) -> None:
     silent = {name for name, node in state.kube_nodes.items() if not node.ready}
-    state.labels_changed += 1
+    state.waiting.topology_due = True
     there = {node.name: node for node in event.nodes}
     state.deleted |= dict.fromkeys(state.kube_nodes.keys() - there.keys(), state.now)
     state.kube_nodes, state.nodes_listed = there, True
@@ -240,8 +243,7 @@ def _on_nodes_listed(state: State, event: ev.NodesListed) -> None:
 def _on_node_changed(state: State, event: ev.NodeChanged) -> None:
     old = state.kube_nodes.get(event.node.name)
     state.kube_nodes[event.node.name] = event.node
-    if old is None or old.labels != event.node.labels:
-        state.labels_changed += 1
+    places.on_labels(state, old, event.node)
     if old is None or _matters(old) != _matters(event.node):
         state.waiting.grew = state.nodes.is_due = True
         if old is None or (old.labels, old.gpus) != (event.node.labels, event.node.gpus):
@@ -302,6 +304,8 @@ def _map(state: State) -> None:
     for kube, may_be in state.may_be.items():
         for slurm in may_be:
             state.hosts[slurm] = (*state.hosts.get(slurm, ()), kube)
+    if changed:
+        places.on_mapped(state)
     for kube, _ in changed:
         state.touch(state.slurm_of.get(kube, ""))
         if kube not in state.slurm_of:
@@ -387,7 +391,8 @@ _HANDLERS: dict[type[ev.Event], Callable[[State, Any], None]] = {
     ev.Evicted: evict.on_evicted,
     ev.Lifted: lift.on_lifted,
     ev.GroupLooked: gang.on_looked,
-    ev.TopologyRead: gang.on_topology_read,
+    ev.TopologyRead: places.on_read,
+    ev.TopologyBuilt: places.on_built,
     ev.ActionFailed: _on_action_failed,
     ev.BreakerAnswered: cover.on_breaker_answered,
     ev.Ticked: _on_ticked,

@@ -53,20 +53,22 @@ def after_event(state: State) -> None:
     """Sort in what has changed, and claim for as many pods as may be under way at once.
 
     A pod is until its gate is off: where the API server is slower than slurmctld, claims that ran
-    ahead would hold GPUs for seconds that nobody uses yet.
+    ahead would hold GPUs for seconds that nobody uses yet. Nothing is planned before it is known
+    where the nodes stand.
     """
     waiting = state.waiting
     consider, waiting.consider = waiting.consider, set()
     for uid in consider:
         _sort_in(state, uid)
-    if waiting.grew:
+    is_known = waiting.topology is not None
+    if is_known and waiting.grew:
         waiting.look_anew()
         turn.all_again(state)
-    if waiting.gangs_due:
+    if is_known and waiting.gangs_due:
         gang.run(state)
     if waiting.askers:
         together.after_event(state)
-    if waiting.buckets and waiting.has_turn:
+    if is_known and waiting.buckets and waiting.has_turn:
         _claim(state)
 
 

@@ -6,7 +6,7 @@ import msgspec
 
 from slurmbridge.core import agents, shares
 from slurmbridge.core.action import AnnotateNode
-from slurmbridge.core.places import place_nodes
+from slurmbridge.core.places import ask, is_wanted, place_nodes
 from slurmbridge.core.state import State
 from slurmbridge.pool import keys
 from slurmbridge.pool.gres import format_indices
@@ -121,6 +121,13 @@ def _agree(
 
 def _offered(state: State, kube_node: KubeNode) -> int:
     return sum(kube_node.gpus.get(r, 0) for r in state.settings.policy.resources)
+
+
+def follow_topology(state: State) -> None:
+    """Have the next generation of the topology built, if something about it may have changed."""
+    if is_wanted(state):
+        refresh(state)
+        ask(state, tuple(state.views))
 
 
 def view(state: State) -> View:

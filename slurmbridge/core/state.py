@@ -234,8 +234,7 @@ class State:
     loose: pods that may have to be in the book and are not. robbed: UIDs of claims whose job id
     turned out to be a younger claim's. evictions: of the last minute. moment: number of the event
     that is being handled, > 0. agents: by Kubernetes node name.
-    labels_changed: how often labels of nodes did. domains: where each node stands, by Kubernetes
-    name, closest first, as `placed_by` has it.
+    domains: where each node stands, by Kubernetes name, closest first, as `placed_by` has it.
     """
 
     settings: Settings
@@ -251,7 +250,6 @@ class State:
     gone: dict[str, Gone] = field(default_factory=dict)
     missed: dict[str, Missed] = field(default_factory=dict)
     kube_nodes: dict[str, KubeNode] = field(default_factory=dict)
-    labels_changed: int = 0
     in_use: tuple[int, frozenset[str]] = (0, frozenset())
     by_group: tuple[int, dict[str, list[PodRecord]]] = (0, {})
     domains: dict[str, tuple[str, ...]] = field(default_factory=dict)

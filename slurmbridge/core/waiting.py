@@ -14,7 +14,9 @@ from typing import NamedTuple
 from slurmbridge.pool.claim import Ask
 from slurmbridge.pool.nodefit import NodeFit
 from slurmbridge.pool.record import PodRecord, SlurmJob
+from slurmbridge.topology.generation import Labels, Sources
 from slurmbridge.topology.graph import Topology
+from slurmbridge.topology.index import TopologyIndex
 
 ABOUT_ASK = frozenset(
     {"account", "qos", "partition", "limit", "reservation", "time_limit", "defer", "priority"}
@@ -201,18 +203,20 @@ class Waiting:
     gangs: groups by key, gang_of: the key of each member, gangs_due: those that something has
     happened to. others: members that ask for no pool GPU, by key: they are counted, and otherwise
     none of ours. plain: pods without pool GPUs that stand behind our gate.
-    looks: nodes that suit a kind of pods, best last, until something has changed for
-    the better; it outlives the bucket, so that pods that come one by one share it. topology: as
-    compiled of `topology_of`; topology_text: what Slurm says of it; topology_file: path and text of
-    the site's own file. asking: pods with an allocation, or the taking off of their gate, under
-    way. grew: some node has more room than when the buckets were looked at. nodes_after,
-    asks_after: what Slurm has refused, not asked for again before. tickets: places in Slurm's queue
-    by UID of the gang's claim. adopted: claims of gangs that were found, by job id.
-    gang_uids: key of each group by the UID of its claim. gangs_later: those that have to wait for
-    the next tick; looks_left: nodes that gangs may look at before that; round: see `turn`.
-    size_looks: a second's beginning, and how many sizes of groups were asked for in it.
-    askers: who waits to bind members of gangs, by op.
-    bindable: members that somebody may bind, and until when, whatever has become of their claims.
+    looks: nodes that suit a kind of pods, best last, until something has changed for the better; it
+    outlives the bucket, so that pods that come one by one share it. topology: the generation in
+    use, made of `topology_of`; due: that may have changed since; asked: since when the next one is
+    being built; told: what Slurm says (topology_text) and the site's own file (topology_file, path
+    and text) have been read. places: the generation for the nodes of the view by the names
+    `places_of`. looked_through: labels of nodes, and which of them (by these keys) are in use.
+    asking: pods with an allocation, or the taking off of their gate, under way. grew: some node has
+    more room than when the buckets were looked at. nodes_after, asks_after: what Slurm has refused,
+    not asked for again before. tickets: places in Slurm's queue by UID of the gang's claim.
+    adopted: claims of gangs that were found, by job id. gang_uids: key of each group by the UID of
+    its claim. gangs_later: those that have to wait for the next tick; looks_left: nodes that gangs
+    may look at before that; round: see `turn`. size_looks: a second's beginning, and how many sizes
+    of groups were asked for in it. askers: who waits to bind members of gangs, by op. bindable:
+    members that somebody may bind, and until when, whatever has become of their claims.
     """
 
     buckets: dict[Like, Bucket] = field(default_factory=dict)
@@ -242,7 +246,15 @@ class Waiting:
     askers: dict[int, Asker] = field(default_factory=dict)
     bindable: dict[str, float] = field(default_factory=dict)
     topology: Topology | None = None
-    topology_of: object = None
+    topology_of: Sources | None = None
+    topology_due: bool = True
+    topology_asked: float | None = None
+    topology_told: bool = False
+    places: TopologyIndex | None = None
+    places_of: tuple[str, ...] = ()
+    looked_through: dict[str, tuple[Mapping[str, str], frozenset[str], Labels]] = field(
+        default_factory=dict
+    )
     topology_text: str = ""
     topology_file: tuple[str, str] | None = None
 

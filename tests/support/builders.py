@@ -34,6 +34,7 @@ from slurmbridge.pool.record import (
     SlurmNode,
     SlurmSnapshot,
 )
+from slurmbridge.topology.generation import make
 
 T0 = 1_800_000_000.0
 CLUSTER = "blue"
@@ -276,7 +277,8 @@ class Story:
     """A machine, a clock, and the actions that came out; told line by line in a test.
 
     `poll` reads what `slurm` says now; what is said with `at=` moves the clock there first
-    (seconds after `T0`). Every method returns the actions of its event alone.
+    (seconds after `T0`). Every method returns the actions of its event alone, and those of the
+    topology that it has called for, which is built at once unless `builds` is False.
     """
 
     def __init__(self, *nodes: str, settings: Settings | None = None) -> None:
@@ -291,6 +293,7 @@ class Story:
         self.partitions: list[Partition] = []
         self.scheduler = ""
         self.version = "22.05.8"
+        self.builds = True
         self.actions: list[act.Action] = []
         self._op = 0
 
@@ -298,11 +301,16 @@ class Story:
         if at is not None:
             self.now = T0 + at
         done = self.machine.handle(event, self.now)
+        for action in done if self.builds else ():
+            if isinstance(action, act.BuildTopology):
+                built = ev.TopologyBuilt(action.sources, make(action.sources))
+                done = [*done, *self.machine.handle(built, self.now)]
         self.actions += done
         return done
 
     def start(self, *pods: Any) -> Story:
         """The first readings of both sides, and one second."""
+        self.handle(ev.TopologyRead(""))
         self.handle(ev.PodsListed(tuple(plain(p) for p in pods)))
         self.handle(ev.NodesListed(tuple(plain(n) for n in self.kube_nodes.values())))
         self.poll()

@@ -18,8 +18,8 @@ from slurmbridge.core.state import UNKNOWN_PROMISES
 from slurmbridge.pool import keys
 from slurmbridge.pool.claim import group_uid
 from slurmbridge.pool.group import Group
-from slurmbridge.pool.record import GpuRequest, PodRecord
-from tests.support.core_world import MOST_PODS, SETTINGS, ModelPod, World
+from slurmbridge.pool.record import GpuRequest, KubeNode, PodRecord
+from tests.support.core_world import MOST_PODS, NODES, SETTINGS, ModelPod, World
 
 OTHER = "x/quota"
 
@@ -36,12 +36,14 @@ class GangWorld(World):
         "cancel_places": 2,
         "cannot_use": 3,
         "other_gate_off": 3,
+        "move_node": 2,
     }
 
     def __post_init__(self) -> None:
         self.evicted: list[tuple[int, float, str, str]] = []
         self.confirmed: set[str] = set()
         self.let_in: set[str] = set()
+        self.zones: dict[str, str] = {}
         self.useless: dict[tuple[str, str], float] = {}
         self.wanted: set[tuple[str, str]] = set()
         super().__post_init__()
@@ -140,6 +142,16 @@ class GangWorld(World):
         ]
         if claims:
             claims[pick % len(claims)].untold = True
+
+    def move_node(self, pick: int, how: int) -> None:
+        """A node stands elsewhere: another generation of the topology is built meanwhile."""
+        node = NODES[pick % 2]
+        self.zones[node] = f"z{how % 3}"
+        self.watch.append(ev.NodeChanged(self._kube_node(node)))
+
+    def _kube_node(self, name: str) -> KubeNode:
+        labels = {"topology.kubernetes.io/zone": zone} if (zone := self.zones.get(name)) else {}
+        return msgspec.structs.replace(super()._kube_node(name), labels=labels)
 
     def cancel_places(self, pick: int, how: int) -> None:
         """Somebody cancels what waits in Slurm's queue, all at once or only some of it."""

@@ -266,7 +266,7 @@ def test_after_a_restart_a_claim_without_a_pod_is_kept_until_an_agent_has_spoken
 
 def test_where_agents_are_optional_a_live_ones_word_counts(pod):
     story = AgentStory("n1").start(pod)
-    story.machine.state.settings = make_settings()
+    story.machine.reload(make_settings())
     story.run(pod, 10, "n1", "0-1").forget()
     story.hear("n1", pod)
     story.see(pod.over())
@@ -276,7 +276,7 @@ def test_where_agents_are_optional_a_live_ones_word_counts(pod):
 
 def test_where_agents_are_optional_a_lost_one_is_not_waited_for(pod):
     story = AgentStory("n1").start(pod)
-    story.machine.state.settings = make_settings()
+    story.machine.reload(make_settings())
     story.run(pod, 10, "n1", "0-1").forget()
     story.hear("n1", pod)
     story.see(pod.over())

@@ -99,8 +99,9 @@ def test_when_room_comes_as_many_are_claimed_as_fit_oldest_and_most_urgent_first
     pods = [gated("young", created=T0 - 1), gated("old", created=T0 - 9)]
     pods += [gated("urgent", priority=5)]
     story = Story("n1").slurm(make_job(1).on("n1", "0-7")).start(*pods)
-    story.slurm(make_job(1).on("n1", "0-5"))
-    assert [name for name, _ in asked(story.poll())] == ["urgent", "old"]
+    story.slurm(make_job(1).on("n1", "0-5")).poll()
+    assert story.machine.view_is_due
+    assert [name for name, _ in asked(story.tick())] == ["urgent", "old"]
 
 
 def test_so_many_are_under_way_at_a_time_and_the_next_follow():
