@@ -22,7 +22,7 @@ def lay(room: Room, height: int, domain: int) -> Laid | None:
     slots = np.full(len(places), need.pods) if room.slots is None else room.slots[places]
     used = np.zeros((len(places), len(need.sizes)), np.int64)
     if not (need.has_segments and height > need.height):
-        if not _fill(need, need.count, free, slots, used):
+        if not fill(need, need.count, free, slots, used):
             return None
         return Laid(_by_place(places, used), {})
     waiting = need.amount.copy()
@@ -35,7 +35,7 @@ def lay(room: Room, height: int, domain: int) -> Laid | None:
         for kind in range(len(need.kinds)):
             while waiting[kind]:
                 trial = [a.copy() for a in part]
-                if not _fill(need, need.kinds[kind], *trial):
+                if not fill(need, need.kinds[kind], *trial):
                     break
                 part = trial
                 got[kind] += 1
@@ -65,7 +65,7 @@ def _roomiest_first(room: Room, height: int, domain: int) -> Ints:
     return places[np.lexsort(keys)]
 
 
-def _fill(need: Need, count: Ints, free: Ints, slots: Ints, used: Ints) -> bool:
+def fill(need: Need, count: Ints, free: Ints, slots: Ints, used: Ints) -> bool:
     """Put pods on nodes in their order, largest first; changes the last three. False: no room."""
     for size in range(len(need.sizes)):
         gpus, rows = need.sizes[size], sorted({0, int(need.types[size])})

@@ -13,47 +13,8 @@ import numpy as np
 
 from slurmbridge.topology.index import Bools, Ints, TopologyIndex
 
-MAX_SCORE: Final = 10
-"""MaxExtenderPriority of k8s.io/kube-scheduler/extender/v1."""
 MAX_KEY: Final = 1023
 _KEY_BITS: Final = 62
-
-
-def score_single(
-    index: TopologyIndex,
-    free: Ints,
-    total: Ints,
-    gpus: int,
-    *,
-    planned: Bools | None = None,
-    candidates: Bools | None = None,
-) -> Ints:
-    """Scores of one pod on every node: int64[N] by row, 0 <= score <= 10.
-
-    The nodes that break the least get 10, the next best 9, and so on; 1 is what comes after; 0 is
-    a node that does not fit. Nodes in Slurm's plan come after all others.
-
-    Args:
-        index: the topology.
-        free, total: int[N] by row, GPUs of the type that the pod asks for.
-        gpus: GPUs of the pod, >= 1.
-        planned: bool[N] by row, nodes that a pending job of Slurm waits for.
-        candidates: bool[N] by row, nodes that may be used; None: all.
-
-    """
-    free, whole = _state(index, free, total)
-    fits = np.empty(len(index), np.bool_)
-    fits[index.row] = free >= gpus
-    if candidates is not None:
-        fits &= candidates
-    cost = np.empty(len(index), np.int64)
-    cost[index.row] = _packed(_keys(index, free, whole))
-    if planned is not None:
-        cost += planned.astype(np.int64) << _KEY_BITS
-    scores = np.zeros(len(index), np.int64)
-    _, step = np.unique(cost[fits], return_inverse=True)
-    scores[fits] = np.maximum(MAX_SCORE - step.reshape(-1), 1)
-    return scores
 
 
 def topology_key(index: TopologyIndex, free: Ints, total: Ints) -> Ints:

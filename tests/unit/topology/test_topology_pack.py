@@ -8,7 +8,7 @@ from slurmbridge.topology import exact
 from slurmbridge.topology.gang import Gang, Placement, Refusal, Short, Wish, parse_topology_wish
 from slurmbridge.topology.graph import build
 from slurmbridge.topology.pack import pack
-from slurmbridge.topology.score import MAX_SCORE, score_single, topology_key
+from slurmbridge.topology.score import topology_key
 from slurmbridge.topology.slurm_text import read_slurm_text
 from slurmbridge.topology.source import Places
 
@@ -353,50 +353,7 @@ def test_costs_with_more_bits_than_an_integer_are_not_compared_wrongly(monkeypat
 # Single pods.
 
 
-def test_a_node_in_use_is_filled_before_a_whole_one_and_a_rack_in_use_before_a_whole_one():
-    index = racks(2, 2)
-    total = free_of(index)
-    free = free_of(index, r0n0=3, r1n0=8)
-    assert score_single(index, free, total, 1).tolist() == [10, 9, 8, 8]
-    assert score_single(index, free, total, 4).tolist() == [0, 10, 9, 9]
-
-
-def test_nodes_in_slurms_plan_come_after_all_others():
-    index = racks(2, 2)
-    planned = np.array([True, False, False, False])
-    free = free_of(index, r0n0=3)
-    scores = score_single(index, free, free_of(index), 1, planned=planned)
-    assert scores.tolist() == [8, 10, 9, 9]
-
-
-def test_nodes_that_do_not_fit_or_may_not_be_used_get_nothing():
-    index = racks(2, 2)
-    candidates = np.array([True, True, True, False])
-    scores = score_single(index, free_of(index, r0n0=-1), free_of(index), 1, candidates=candidates)
-    assert scores.tolist() == [0, 10, 9, 0]
-
-
-def test_all_that_is_worse_than_the_ninth_gets_one():
-    index = racks(*[1] * 14)
-    total = np.arange(2, 16)
-    scores = score_single(index, np.arange(1, 15), total, 1)
-    assert scores.tolist() == [10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 1, 1, 1, 1]
-
-
-def test_thirty_single_pods_leave_a_whole_block_for_the_gang():
-    index = racks(4, 4, 4, 4)
-    total = free_of(index)
-    free = total.copy()
-    for _ in range(30):
-        row = int(score_single(index, free, total, 1).argmax())
-        free[row] -= 1
-    found = pack(index, free, Gang((8,) * 4), Wish("required", "rack"), total=total)
-    assert isinstance(found, Placement)
-    whole = [(free[4 * r : 4 * r + 4] == 8).all() for r in range(4)]
-    assert sum(whole) == 3
-
-
-def test_single_pods_planned_one_by_one_do_so_too():
+def test_thirty_single_pods_leave_three_racks_whole():
     index = racks(4, 4, 4, 4)
     total = free_of(index)
     free = total.copy()
@@ -414,4 +371,3 @@ def test_the_key_above_the_node_prefers_racks_in_use_and_stays_in_its_range():
     key = topology_key(many, np.arange(3000), np.full(3000, 4000))
     assert (key.min(), key.max()) == (0, 1023)
     assert (np.diff(key) <= 0).all()
-    assert MAX_SCORE == 10
