@@ -155,6 +155,8 @@ def _on_polled(state: State, event: ev.Polled) -> None:
     state.starts = planned_starts(new.jobs.values())
     state.alone = planned_alone(new.nodes.values(), state.starts, state.alone, state.now)
     state.windows = windows_by_node(new.reservations)
+    if old is None or old.partitions != new.partitions:
+        _sort_into_partitions(state, new)
     if old is None or old.nodes.keys() != new.nodes.keys():
         _map(state)
         _touch_all(state)
@@ -175,6 +177,16 @@ def _on_polled(state: State, event: ev.Polled) -> None:
     audit.after_reading(state)
     evict.run(state)
     wake.run(state)
+
+
+def _sort_into_partitions(state: State, new: SlurmSnapshot) -> None:
+    found: dict[str, list[str]] = {}
+    for name in sorted(new.partitions):
+        for node in new.partitions[name].nodes:
+            found.setdefault(node, []).append(name)
+    before = state.partitions_on
+    state.partitions_on = {node: tuple(names) for node, names in found.items()}
+    state.dirty |= {node for node, _ in before.items() ^ state.partitions_on.items()}
 
 
 def _groups_differ(state: State, old: SlurmSnapshot, new: SlurmSnapshot) -> bool:

@@ -43,8 +43,8 @@ REPLAN_S = 15.0
 _TOLD = (
     Reason.GPU_BUSY, Reason.PLANNED, Reason.RESERVED, Reason.CPU_BUSY, Reason.MEMORY_BUSY,
     Reason.NATIVE_ON_NODE, Reason.CEILING, Reason.NO_AGENT, Reason.OUTSIDE_RESERVATION,
-    Reason.GPU_TOTAL, Reason.GPU_TYPE, Reason.GPU_COUNT, Reason.SLURM_STATE,
-    Reason.UNKNOWN_NODE,
+    Reason.GPU_TOTAL, Reason.GPU_TYPE, Reason.OUTSIDE_PARTITION, Reason.GPU_COUNT,
+    Reason.SLURM_STATE, Reason.UNKNOWN_NODE,
 )  # fmt: skip
 """What is told when nodes refuse for different reasons: the one that is most likely to pass."""
 

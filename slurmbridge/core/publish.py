@@ -79,6 +79,7 @@ def _view_of(state: State, kube_name: str, slurm_node: str, node: SlurmNode | No
         windows=state.windows.get(slurm_node, ()),
         agent=agents.takes_pods(state, kube_name),
         domains=state.domains.get(kube_name, ()),
+        partitions=state.partitions_on.get(slurm_node, ()),
     )
 
 

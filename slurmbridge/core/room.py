@@ -45,6 +45,8 @@ class Kind(NamedTuple):
     """
 
     gpu_type: str
+    partition: str
+    reservation: str
     fit: NodeFit
     excluded: tuple[str, ...] = ()
 
@@ -86,7 +88,7 @@ class Room:
         useless: Mapping[str, tuple[str, ...]],
     ) -> None:
         self.asks = asks
-        self.kind_of = {p.uid: Kind(asks[p.uid].gpu.type, p.fit, useless[p.uid]) for p in missing}
+        self.kind_of = {p.uid: _kind(p, asks[p.uid], useless[p.uid]) for p in missing}
         self.kinds = sorted(set(self.kind_of.values()))
         rows, masks = [], []
         for kind in self.kinds:
@@ -159,6 +161,10 @@ class Room:
             if len(self.kinds) > 1 and (not mine or kind.gpu_type in ("", mine)):
                 self.free[number, row] -= count
         self.slots[row] -= 1
+
+
+def _kind(pod: PodRecord, ask: Ask, excluded: tuple[str, ...]) -> Kind:
+    return Kind(ask.gpu.type, ask.partition, ask.reservation, pod.fit, excluded)
 
 
 def useless_nodes(

@@ -235,6 +235,7 @@ class State:
     turned out to be a younger claim's. evictions: of the last minute. moment: number of the event
     that is being handled, > 0. agents: by Kubernetes node name.
     domains: where each node stands, by Kubernetes name, closest first, as `placed_by` has it.
+    partitions_on: those that each Slurm node is in, sorted.
     """
 
     settings: Settings
@@ -279,6 +280,7 @@ class State:
     starts: dict[str, float] = field(default_factory=dict)
     alone: dict[str, float] = field(default_factory=dict)
     windows: dict[str, tuple[Window, ...]] = field(default_factory=dict)
+    partitions_on: dict[str, tuple[str, ...]] = field(default_factory=dict)
     ledgers: dict[str, NodeLedger] = field(default_factory=dict)
     views: dict[str, NodeView] = field(default_factory=dict)
     held: dict[str, HeldClaim] = field(default_factory=dict)

@@ -63,7 +63,8 @@ class ViewIndex(msgspec.Struct, frozen=True, eq=False):
     cpus_free: int32[N]. memory_free: int64[N], MiB. claimed: int32[N], GPUs in claims of ours.
     blocked: int8[N], code of a `Reason`, 0 where Slurm may run new work.
     has_agent, has_native: bool[N]. plan_start: float64[N], inf where nothing is planned.
-    salt: uint32[N], a stable hash of the name.
+    salt: uint32[N], a stable hash of the name. partitions: bool[N] by name, nodes that are in a
+    partition of Slurm, or of which that is not known; "": the latter alone.
     """
 
     view: View
@@ -82,6 +83,7 @@ class ViewIndex(msgspec.Struct, frozen=True, eq=False):
     windows: Windows
     reservations: Mapping[str, int]
     salt: Salts
+    partitions: Mapping[str, Bools]
 
     def __len__(self) -> int:
         """Number of pool nodes."""
@@ -148,9 +150,10 @@ def compile_view(view: View, before: ViewIndex | None = None) -> ViewIndex:
         others = map(is_not, before.view.nodes.values(), view.nodes.values())
         for row in compress(count(), others):
             name = before.names[row]
-            if view.nodes[name].domains != before.view.nodes[name].domains:
+            old, new = before.view.nodes[name], view.nodes[name]
+            if (old.domains, old.partitions) != (new.domains, new.partitions):
                 return _compile(view)
-            changed.append((row, view.nodes[name]))
+            changed.append((row, new))
     if any(g.type not in before.type_row for _, node in changed for g in node.total + node.free):
         return _compile(view)
     return _update(before, view, changed)
@@ -184,7 +187,21 @@ def _compile(view: View) -> ViewIndex:
         windows=_flatten(enumerate(nodes), reservations),
         reservations=reservations,
         salt=np.array([zlib.crc32(name.encode()) for name in names], np.uint32),
+        partitions=_partitions(nodes),
     )
+
+
+def _partitions(nodes: tuple[NodeView, ...]) -> dict[str, Bools]:
+    rows: dict[str, list[int]] = {}
+    for row, node in enumerate(nodes):
+        for name in node.partitions:
+            rows.setdefault(name, []).append(row)
+    unknown = np.array([not node.partitions for node in nodes], np.bool_)
+    found = {"": unknown}
+    for name, mine in rows.items():
+        found[name] = unknown.copy()
+        found[name][mine] = True
+    return found
 
 
 def _update(before: ViewIndex, view: View, changed: list[tuple[int, NodeView]]) -> ViewIndex:

@@ -40,6 +40,7 @@ class Reason(StrEnum):
     SLURM_SILENT = "slurm_silent"
     GPU_COUNT = "gpu_count"
     GPU_FAULT = "gpu_fault"
+    OUTSIDE_PARTITION = "outside_partition"
 
     @property
     def text(self) -> str:
@@ -82,6 +83,7 @@ ABOUT: Final[Mapping[Reason, About]] = {
     Reason.SLURM_SILENT: About("slurmbridge: Slurm does not answer"),
     Reason.GPU_COUNT: About("slurmbridge: node has more GPUs in Kubernetes than in Slurm"),
     Reason.GPU_FAULT: About("slurmbridge: a free GPU of the node is faulty"),
+    Reason.OUTSIDE_PARTITION: About("slurmbridge: not in the Slurm partition asked for"),
 }
 
 PASSES: Final = 0

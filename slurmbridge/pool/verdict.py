@@ -127,6 +127,8 @@ def _judge(
     if ask.gpu.type:
         refuse(Reason.GPU_TYPE, total == 0)
     refuse(Reason.GPU_TOTAL, total < ask.gpu.count)
+    if ask.partition:
+        refuse(Reason.OUTSIDE_PARTITION, ~_in_partition(ask, index)[pick])
     end = end_of(ask, now, horizon_minutes)
     reserved, inside = _reservations(ask, index, now, end)
     if ask.reservation:
@@ -142,6 +144,11 @@ def _judge(
     refuse(Reason.RESERVED, reserved[pick])
     refuse(Reason.PLANNED, index.plan_start[pick] < end)
     return codes
+
+
+def _in_partition(ask: Ask, index: ViewIndex) -> Bools:
+    """bool[N]: not in another partition only than the one asked for."""
+    return index.partitions.get(ask.partition, index.partitions[""])
 
 
 def _reservations(ask: Ask, index: ViewIndex, now: float, end: float) -> tuple[Bools, Bools]:
@@ -175,6 +182,8 @@ def judge_one(ask: Ask, node: NodeView, policy: Policy, now: float) -> Reason | 
         return Reason.GPU_TYPE
     if total < ask.gpu.count:
         return Reason.GPU_TOTAL
+    if ask.partition and node.partitions and ask.partition not in node.partitions:
+        return Reason.OUTSIDE_PARTITION
     end = end_of(ask, now, policy.plan_horizon_minutes)
     if ask.reservation and not any(_is_inside(ask, w, now, end) for w in node.windows):
         return Reason.OUTSIDE_RESERVATION

@@ -38,6 +38,7 @@ class NodeView(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         where no agent is asked for.
     domains: where the node stands, closest first (`("r7", "zone-a")`); each name is unique within
         its level. Empty: not known.
+    partitions: of Slurm, that the node is in, sorted. Empty: not known.
     """
 
     kube_node: str
@@ -53,6 +54,7 @@ class NodeView(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     windows: tuple[Window, ...] = ()
     agent: bool = True
     domains: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
 
     @property
     def free_total(self) -> int:

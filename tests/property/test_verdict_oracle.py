@@ -36,6 +36,7 @@ nodes = st.builds(
     plan_start=st.none() | moments,
     windows=st.lists(windows, max_size=3).map(tuple),
     agent=st.sampled_from([True, True, True, False]),
+    partitions=st.sampled_from([(), ("a",), ("a", "b")]),
 )
 asks = st.builds(
     Ask,
@@ -44,6 +45,7 @@ asks = st.builds(
     memory_mib=st.integers(0, 8),
     minutes=st.integers(1, 200),
     rolling=st.booleans(),
+    partition=st.sampled_from(["", "", "a", "b", "c"]),
     reservation=st.sampled_from(["", "", "r1", "r2"]),
     exclusive_user=st.booleans(),
 )
@@ -68,6 +70,8 @@ def oracle(ask, uid, name, view, horizon_minutes):
         return Reason.GPU_TYPE
     if total < ask.gpu.count:
         return Reason.GPU_TOTAL
+    if ask.partition and node.partitions and ask.partition not in node.partitions:
+        return Reason.OUTSIDE_PARTITION
     minutes = max(ask.minutes, horizon_minutes) if ask.rolling else ask.minutes
     end = now + 60 * minutes
     if ask.reservation and not any(

@@ -9,13 +9,17 @@ from slurmbridge.core.room import wishes_of
 from slurmbridge.pool import keys
 from slurmbridge.pool.group import Group
 from slurmbridge.pool.nodefit import NodeFit
+from slurmbridge.pool.policy import IdentityRule
+from slurmbridge.pool.record import Partition, Reservation
 from slurmbridge.topology.gang import SegmentWish, Wish
 from tests.support.builders import (
+    T0,
     Story,
     make_job,
     make_kube_node,
     make_node,
     make_pod,
+    make_policy,
     make_settings,
 )
 
@@ -30,7 +34,7 @@ def member(i, size, gpus=8, *, kind="", notes=None, selector=None, name="g"):
 def pool(racks, *pods, jobs=(), types=None, labels=None, **settings):
     """racks: node -> rack; types: node -> GPU type; labels: node -> further labels."""
     settings = {"topology_labels": ("x/rack",), "gangs_as_one": False} | settings
-    settings = make_settings(**settings)
+    settings = make_settings(settings.pop("policy", None), **settings)
     story = Story(*racks, settings=settings)
     for name, rack in racks.items():
         more = (labels or {}).get(name, {})
@@ -181,3 +185,40 @@ def test_a_replaced_member_whose_place_is_taken_comes_near_its_own_segment():
     found = asked(story.pass_time(2) + story.actions)["uid-new"]
     assert found[:2] == nodes["uid-g2"][:2]
     assert found != nodes["uid-g3"]
+
+
+def test_members_go_only_to_nodes_of_their_partition_and_where_these_change_to_others():
+    settings = {"policy": make_policy(partition="kube")}
+    story = pool(racks(2, 2), **settings)
+    everywhere = Partition("main", "UP", tuple(racks(2, 2)))
+    story.partitions = [Partition("kube", "UP", ("r1n0", "r1n1")), everywhere]
+    story.poll()
+    pods = [member(i, 2) for i in range(2)]
+    for pod in pods:
+        story.see(pod)
+    assert set(asked(story.actions).values()) == {"r1n0", "r1n1"}
+    story.partitions = [Partition("kube", "UP", ("r0n0", "r1n1")), everywhere]
+    story.poll()
+    single = make_pod("single").gpus(8).but(gates=(keys.GATE,))
+    assert asked(story.see(single)) == {"uid-single": "r0n0"}
+
+
+def test_a_single_pod_is_told_that_the_nodes_of_its_partition_are_none_of_the_pool():
+    story = pool(racks(1), policy=make_policy(partition="kube"))
+    story.partitions = [Partition("kube", "UP", ("x",)), Partition("main", "UP", ("r0n0",))]
+    story.poll()
+    story.see(make_pod("a").gpus(8).but(gates=(keys.GATE,)))
+    story.pass_time(10)
+    told = story.of(act.AnnotatePod)[-1].annotations[keys.REASON]
+    assert told == "outside_partition: slurmbridge: not in the Slurm partition asked for"
+
+
+def test_a_member_in_a_reservation_and_one_outside_go_each_to_their_nodes():
+    rule = IdentityRule(namespaces=("*",), reservations=("mine",))
+    story = pool(racks(2), policy=make_policy(identities=(rule,)))
+    story.reservations.append(Reservation("mine", T0 - 60, T0 + 1e6, ("r0n0",), frozenset()))
+    story.poll()
+    pods = [member(0, 2, notes={keys.RESERVATION: "mine"}), member(1, 2, gpus=4)]
+    for pod in pods:
+        story.see(pod)
+    assert asked(story.actions) == {"uid-g0": "r0n0", "uid-g1": "r0n1"}

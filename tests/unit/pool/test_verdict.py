@@ -146,6 +146,18 @@ VERDICTS = {
         make_node(windows=(window(-50, 0, "mine"),)),
         Reason.OUTSIDE_RESERVATION,
     ),
+    "a node outside its partition": (
+        make_ask(partition="kube"),
+        make_node(partitions=("main",)),
+        Reason.OUTSIDE_PARTITION,
+    ),
+    "a node in its partition and another": (
+        make_ask(partition="kube"),
+        make_node(partitions=("kube", "main")),
+        None,
+    ),
+    "a node of which no partition is known": (make_ask(partition="kube"), make_node(), None),
+    "no partition asked": (make_ask(), make_node(partitions=("main",)), None),
     "a node outside its reservation": (
         make_ask(reservation="mine"),
         make_node(),

@@ -353,7 +353,7 @@ def test_costs_with_more_bits_than_an_integer_are_not_compared_wrongly(monkeypat
 # Single pods.
 
 
-def test_thirty_single_pods_leave_three_racks_whole():
+def test_thirty_single_pods_leave_a_whole_block_for_the_gang():
     index = racks(4, 4, 4, 4)
     total = free_of(index)
     free = total.copy()
@@ -361,6 +361,8 @@ def test_thirty_single_pods_leave_three_racks_whole():
         (row,) = pack(index, free, Gang((1,)), total=total).rows
         free[row] -= 1
     assert sorted(free.tolist())[3:] == [2, *[8] * 12]
+    found = pack(index, free, Gang((8,) * 4), Wish("required", "rack"), total=total)
+    assert isinstance(found, Placement)
 
 
 def test_the_key_above_the_node_prefers_racks_in_use_and_stays_in_its_range():
