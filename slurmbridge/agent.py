@@ -520,6 +520,7 @@ class Agent:
                     minor=g.minor,
                     type=g.type,
                     fault="quarantine" if g.index in closed else "",
+                    numa=g.numa,
                 )
                 for g in self._devices.gpus
             ),

@@ -126,6 +126,13 @@ def faulty(state: State, node: str) -> dict[int, str]:
     return {gpu.index: gpu.fault for gpu in seen.report.gpus if gpu.fault}
 
 
+def sides(state: State, node: str) -> dict[int, int]:
+    """NUMA nodes of a node's GPUs by index, as its agent has told them last; {}: not known."""
+    seen = state.agents.get(node)
+    gpus = () if seen is None else seen.report.gpus
+    return {gpu.index: gpu.numa for gpu in gpus if gpu.numa >= 0}
+
+
 def exposed(state: State, node: str) -> str:
     """Which faulty GPU Slurm might give to the next claim on a node, and why it is; "" for none.
 

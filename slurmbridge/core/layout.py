@@ -19,12 +19,14 @@ from slurmbridge.core.places import topology
 from slurmbridge.core.room import Room, Wishes, useless_nodes, wishes_of
 from slurmbridge.core.state import State
 from slurmbridge.core.waiting import GangState
+from slurmbridge.pool import keys
 from slurmbridge.pool.claim import Ask
 from slurmbridge.pool.index import ViewIndex
 from slurmbridge.pool.record import PodRecord
 from slurmbridge.topology.beside import place_beside
 from slurmbridge.topology.gang import Placement, Refusal, Wish
-from slurmbridge.topology.index import TopologyIndex
+from slurmbridge.topology.index import Bools, TopologyIndex
+from slurmbridge.topology.pack import dimension
 
 MOST_TEXT = 480
 """Longest reason: it goes into an annotation."""
@@ -93,8 +95,7 @@ def lay_out(
     if isinstance(rows, Refusal) and of_all != of_each:
         rows, found, offered = attempt(of_each)
     if isinstance(rows, Refusal):
-        lines = "; ".join(str(short) for short in rows.shorts)
-        return f"topology: {lines or rows.text}"[:MOST_TEXT]
+        return _why(rows, wishes)[:MOST_TEXT]
     node_of = {pod.uid: index.names[row] for pod, row in zip(missing, rows, strict=True)}
     for pod in missing:
         gang.seats[_seat(pod)] = node_of[pod.uid]
@@ -109,6 +110,15 @@ def lay_out(
         )
     )
     return Layout(node_of, found)
+
+
+def _why(refusal: Refusal, wishes: Wishes) -> str:
+    """Why there is no place; what can never be as it is written is told of its annotation."""
+    if refusal.reason in ("level", "segment"):
+        is_segment = refusal.reason == "segment" or refusal.level != wishes.topology.level
+        return f"annotation: {keys.SEGMENT if is_segment else keys.TOPOLOGY}: {refusal.text}"
+    lines = "; ".join(str(short) for short in refusal.shorts)
+    return f"topology: {lines or refusal.text}"
 
 
 def _seat(pod: PodRecord) -> str:
@@ -146,6 +156,7 @@ class _Beside(NamedTuple):
     ) -> list[int] | Refusal:
         """Rows of the missing members. standing: rows of the others, by position."""
         at = dict(standing)
+        inside = self._inside(list(standing.values()))
         positions = {pod.uid: position for position, pod in enumerate(members)}
         size = self.wishes.segment.pods
         for pod in missing:
@@ -158,9 +169,10 @@ class _Beside(NamedTuple):
                 piece = range(first, min(first + size, len(members)))
             mates = [at[p] for p in piece if p in at]
             if size and not mates and len(piece) > 1:
-                rows = self._whole([members[p] for p in piece], list(at.values()))
+                rows = self._whole([members[p] for p in piece], list(at.values()), inside)
             else:
-                rows = self._one(pod, mates or list(at.values()), is_segment=bool(mates))
+                others = mates or list(at.values())
+                rows = self._one(pod, others, inside, is_segment=bool(mates))
                 piece = range(position, position + 1)
             if isinstance(rows, Refusal):
                 return rows
@@ -169,8 +181,18 @@ class _Beside(NamedTuple):
                 self.room.take(members[place], row)
         return [at[positions[pod.uid]] for pod in missing]
 
+    def _inside(self, standing: Sequence[int]) -> Bools:
+        """Nodes of the domains that the wish keeps the gang in; all, where it keeps it in none."""
+        wish = self.wishes.topology
+        places = dimension(self.places, wish.level)
+        if places is None or (wish.mode == "preferred" and self.climb):
+            return np.ones(len(self.places), np.bool_)
+        domain = places.domain[places.height_of[wish.level]][places.place]
+        found: Bools = np.isin(domain, domain[standing])
+        return found
+
     def _one(
-        self, pod: PodRecord, others: Sequence[int], *, is_segment: bool
+        self, pod: PodRecord, others: Sequence[int], inside: Bools, *, is_segment: bool
     ) -> list[int] | Refusal:
         free = self.room.free_for(pod)
         wish = self._segment_wish() if is_segment else self.wishes.topology
@@ -179,7 +201,7 @@ class _Beside(NamedTuple):
         if seat is not None:
             at_seat[seat] = True
         row: int | Refusal = Refusal("room", "no seat")
-        for candidates in (at_seat, None):
+        for candidates in (at_seat & inside, inside):
             if isinstance(row, Refusal):
                 row = place_beside(
                     self.places,
@@ -193,7 +215,9 @@ class _Beside(NamedTuple):
                 )
         return row if isinstance(row, Refusal) else [row]
 
-    def _whole(self, pods: Sequence[PodRecord], others: Sequence[int]) -> list[int] | Refusal:
+    def _whole(
+        self, pods: Sequence[PodRecord], others: Sequence[int], inside: Bools
+    ) -> list[int] | Refusal:
         """A segment of which nobody stands: as near to the others as it fits."""
         places, wish = self.places, self.wishes.topology
         limit = places.top
@@ -203,7 +227,7 @@ class _Beside(NamedTuple):
         refusal = Refusal("room", "the pool has no nodes")
         for height in range(limit + 1):
             domain = places.domain[height][places.place]
-            near = np.isin(domain, domain[list(others)])
+            near = np.isin(domain, domain[list(others)]) & inside
             found = self.room.pack(places, pods, apart, False, near)
             if isinstance(found, Placement):
                 return list(found.rows)

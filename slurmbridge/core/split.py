@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from slurmbridge.core import adopted, publish, settle
+from slurmbridge.core import adopted, agents, publish, settle
 from slurmbridge.core.evidence import (
     is_bound_with,
     live_claims,
@@ -34,6 +34,7 @@ from slurmbridge.core.state import (
     is_running,
 )
 from slurmbridge.core.waiting import GangState
+from slurmbridge.pool.gpuside import choose
 from slurmbridge.pool.record import GpuUse, PodRecord, SlurmJob
 from slurmbridge.topology.gang import Gang, Placement
 from slurmbridge.topology.pack import pack
@@ -156,7 +157,7 @@ def _take(
         return None
     if not set(exactly) <= set(left) or len(exactly) not in (0, count):
         return None
-    indices = exactly or tuple(left[:count])
+    indices = exactly or choose(left, count, agents.sides(state, kube_node))
     gpus = GpuUse(asked_gpus(pod).counts, None if NO_NUMBER in indices else indices)
     entry = _settle_in(state, uid, job, pod, name, gpus)
     if entry is not None:

@@ -23,13 +23,17 @@ KINDS: Final = (
 
 
 class NodeGpu(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One GPU of the node. index: Slurm's. fault: why it takes no pods, "" when it does."""
+    """One GPU of the node. index: Slurm's. fault: why it takes no pods, "" when it does.
+
+    numa: its NUMA node, -1 where it has none.
+    """
 
     index: int
     uuid: str
     minor: int
     type: str = ""
     fault: str = ""
+    numa: int = -1
 
 
 class NodePod(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -23,9 +23,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 import numpy as np
 
 from slurmbridge.topology import greedy
+from slurmbridge.topology.across import pack_across
 from slurmbridge.topology.exact import Found, fewest_children, lay_exactly
 from slurmbridge.topology.gang import Gang, Placement, Refusal, Short, Wish
 from slurmbridge.topology.index import Bools, Ints, TopologyIndex
@@ -49,7 +51,8 @@ def pack(
     """Lay a gang on nodes, all of it or nothing.
 
     A wish for a level of the accelerator dimension, or segments of one, is planned in that
-    dimension. A preferred level that the topology does not have limits nothing; a required one is
+    dimension; with a wish in one dimension and segments in the other both are kept (`across`). A
+    preferred level that the topology does not have limits nothing; a required one is
     refused.
 
     Args:
@@ -69,18 +72,35 @@ def pack(
 
     """
     wish = wish or Wish()
-    asked = {wish.level, gang.segment_level} - {""}
-    if index.side is not None and not asked <= set(index.height_of):
-        index = index.side if asked & set(index.side.height_of) else index
     refusal = _refuse(index, gang, wish)
     if refusal is not None:
         return refusal
+    of_wish, of_segment = dimension(index, wish.level), dimension(index, gang.segment_level)
+    if of_segment is not None and wish.level in of_segment.height_of:
+        of_wish = of_segment
+    if of_wish is not None and gang.segment_level in of_wish.height_of:
+        of_segment = of_wish
+    if of_wish is not None and of_segment is not None and of_wish is not of_segment:
+        whole = msgspec.structs.replace(gang, segment=0, segment_level="")
+        need = need_of(whole, min(1, of_wish.top))
+        words = {of_wish.height_of[wish.level]: wish.level}
+        return pack_across(
+            _room(of_wish, need, free, candidates, total, slots, words),
+            _limit(of_wish, wish, climb),
+            lambda inside: pack(
+                of_segment,
+                free,
+                gang,
+                candidates=inside if candidates is None else inside & candidates,
+                total=total,
+                slots=slots,
+            ),
+        )
+    index = next(one for one in (of_wish, of_segment, index) if one is not None)
     default = min(1, index.top)
     height = index.height_of[gang.segment_level] if gang.segment_level else default
     need = need_of(gang, height)
-    limit = index.top
-    if wish.level in index.height_of and (wish.mode == "required" or not climb):
-        limit = index.height_of[wish.level]
+    limit = _limit(index, wish, climb)
     if gang.segment and not need.has_segments:
         limit = min(limit, height)
     used = (level for level in (gang.segment_level, wish.level) if level in index.height_of)
@@ -88,15 +108,29 @@ def pack(
     return _climb(_room(index, need, free, candidates, total, slots, words), limit)
 
 
+def dimension(index: TopologyIndex, level: str) -> TopologyIndex | None:
+    """The tree, or the accelerator dimension, whichever has a level; None: neither, or no level."""
+    for one in (index, index.side):
+        if level and one is not None and level in one.height_of:
+            return one
+    return None
+
+
+def _limit(index: TopologyIndex, wish: Wish, climb: bool) -> int:
+    if wish.level in index.height_of and (wish.mode == "required" or not climb):
+        return index.height_of[wish.level]
+    return index.top
+
+
 def _refuse(index: TopologyIndex, gang: Gang, wish: Wish) -> Refusal | None:
     """What can never be served as it is written."""
     if not gang.gpus or min(gang.gpus) < 1:
         return Refusal("gang", "a gang needs at least one pod, and each pod at least one GPU")
-    if wish.mode == "required" and wish.level not in index.height_of:
-        known = ", ".join(index.height_of)
+    sides = () if index.side is None else index.side.height_of
+    known = ", ".join(dict.fromkeys((*index.height_of, *sides)))
+    if wish.mode == "required" and dimension(index, wish.level) is None:
         return Refusal("level", f"no level {wish.level} in the topology ({known})", wish.level)
-    if gang.segment_level and gang.segment_level not in index.height_of:
-        known = ", ".join(index.height_of)
+    if gang.segment_level and dimension(index, gang.segment_level) is None:
         text = f"no level {gang.segment_level} in the topology ({known})"
         return Refusal("level", text, gang.segment_level)
     if gang.segment < 0 or (

@@ -12,6 +12,7 @@ from slurmbridge.core.settings import Eviction
 from slurmbridge.pool import keys
 from slurmbridge.pool.claim import ClaimId, group_uid, write_comment
 from slurmbridge.pool.group import Group
+from slurmbridge.pool.noderecord import NodeGpu, NodeReport
 from slurmbridge.pool.policy import IdentityRule
 from slurmbridge.pool.record import Partition, Reservation
 from slurmbridge.pool.share import NodeGroup, Side
@@ -1006,3 +1007,14 @@ def test_a_gang_asks_again_after_its_pause_however_late_the_look_comes(late_s):
     story.forget()
     story.now = gang.pause.until + late_s
     assert any(isinstance(a, act.AllocateGroup) for a in story.pass_time(10))
+
+
+def test_each_member_gets_gpus_of_one_side_as_the_nodes_agent_tells_them():
+    story = pool(*[member(i, gpus=4) for i in range(2)], busy=("n1", "n2", "n3", "n4"))
+    gpus = tuple(NodeGpu(i, f"GPU-{i}", i, numa=i % 2) for i in range(8))
+    report = NodeReport("n3", registered=True, is_whole=True, gpus=gpus)
+    story.handle(ev.AgentReported("n3", "r1", 1, 0.0, story.machine.state.moment, report))
+    queue(story)
+    start(story, n3="0-7")
+    lifted = story.of(act.Lift)
+    assert [a.annotations[keys.SHARE] for a in lifted] == ["70/n3/0,2,4,6", "70/n3/1,3,5,7"]

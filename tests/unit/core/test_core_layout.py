@@ -85,8 +85,8 @@ def test_a_segment_that_has_no_room_keeps_the_gang_waiting_with_its_level_named(
         ({keys.SEGMENT: "0"}, "annotation: slurmbridge.dev/segment: expected"),
         ({keys.SEGMENT: "two"}, "annotation: slurmbridge.dev/segment: expected"),
         ({keys.SEGMENT: "2:"}, "annotation: slurmbridge.dev/segment: expected"),
-        ({keys.SEGMENT: "2:row"}, "topology: no level row in the topology"),
-        ({keys.SEGMENT: "3"}, "topology: 4 pods are not a whole number of segments of 3"),
+        ({keys.SEGMENT: "2:row"}, f"annotation: {keys.SEGMENT}: no level row in the topology"),
+        ({keys.SEGMENT: "3"}, f"annotation: {keys.SEGMENT}: 4 pods are not a whole number"),
         ({keys.TOPOLOGY: "close"}, "annotation: slurmbridge.dev/topology: expected"),
         ({keys.TOPOLOGY: "preferred:rack@soon"}, "annotation: slurmbridge.dev/topology: expected"),
         ({keys.TOPOLOGY: "required:rack@5m"}, "annotation: slurmbridge.dev/topology: expected"),
@@ -222,3 +222,52 @@ def test_a_member_in_a_reservation_and_one_outside_go_each_to_their_nodes():
     for pod in pods:
         story.see(pod)
     assert asked(story.actions) == {"uid-g0": "r0n0", "uid-g1": "r0n1"}
+
+
+LINKS = dict(zip(racks(4, 4), ("a", "b", "a", "b", "b", "a", "c", "c"), strict=True))
+
+
+def linked(*pods, **settings):
+    key = "accelerator.topograph.run/domain"
+    return pool(racks(4, 4), *pods, labels={n: {key: a} for n, a in LINKS.items()}, **settings)
+
+
+@pytest.mark.parametrize("wish", ["required:rack", "preferred:rack@1h"])
+def test_a_wish_for_a_rack_and_segments_of_nvlink_domains_that_cut_across_both_hold(wish):
+    notes = {keys.TOPOLOGY: wish, keys.SEGMENT: "2:accelerator"}
+    pods = [member(i, 4, notes=notes) for i in range(4)]
+    story = linked(*pods)
+    nodes = [asked(story.actions)[pod.obj.uid] for pod in pods]
+    assert len({racks(4, 4)[node] for node in nodes}) == 1
+    assert LINKS[nodes[0]] == LINKS[nodes[1]]
+    assert LINKS[nodes[2]] == LINKS[nodes[3]]
+
+
+def test_where_both_cannot_hold_the_level_is_told():
+    notes = {keys.TOPOLOGY: "required:rack", keys.SEGMENT: "2:accelerator"}
+    story = linked(*[member(i, 6, gpus=4, notes=notes) for i in range(6)], jobs=(
+        make_job(1).on("r0n0", "0-7"), make_job(2).on("r0n1", "0-7"), make_job(3).on("r1n0", "0-7"),
+        make_job(4).on("r1n1", "0-3"), make_job(5).on("r1n2", "0-3"), make_job(6).on("r1n3", "0-3"),
+    ))  # fmt: skip
+    story.pass_time(12)
+    assert asked(story.actions) == {}
+    told = story.of(act.AnnotatePod)[0].annotations[keys.REASON]
+    assert "no rack holds it" in told
+
+
+def test_a_member_that_is_replaced_stays_in_the_rack_and_in_its_nvlink_domain():
+    notes = {keys.TOPOLOGY: "required:rack", keys.SEGMENT: "2:accelerator"}
+    pods = [member(i, 2, notes=notes) for i in range(2)]
+    story = linked(*pods)
+    nodes = grant_all(story, pods)
+    mine = nodes["uid-g1"]
+    for number, pod in enumerate(pods, 10):
+        story.see(pod.but(gates=()).on(nodes[pod.obj.uid], number, "0-7"))
+    story.gone(pods[1].on(mine, 11, "0-7").over())
+    story.slurm(make_job(99).on(mine, "0-7"), without=(11,)).forget()
+    again = member(1, 2, notes=notes).but(uid="uid-again")
+    story.see(again)
+    story.pass_time(5)
+    assert (
+        asked(story.actions) == {}
+    )  # the other nodes of its domain are in the other rack, or busy
