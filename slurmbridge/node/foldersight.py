@@ -3,6 +3,10 @@
 Where it cannot be had (too many watches, another system) a wait is a pause, and whoever waits looks
 for itself. A kubelet that is back admits its pods within some tens of milliseconds: each one that
 its plugin is earlier counts (docs/node-agent.md).
+
+inotify_simple and asyncinotify were looked at: both are these two calls by ctypes again, with the
+names of events, which nobody reads here, and the wait with a deadline would stay. watchfiles
+gathers changes for 50 ms and more before it tells of them.
 """
 
 from __future__ import annotations

@@ -75,6 +75,10 @@ class NvmlInventory:
                 # After a driver's restart only a new start of the library helps.
                 self._open = False
                 raise PeerUnavailable(PEER, op, str(error)) from error
+            except self._nvml.NVMLLibraryMismatchError as error:
+                # Not an NVMLError: the driver is older than the package, and lacks what is asked.
+                text = f"this driver is too old for nvidia-ml-py: {error}"
+                raise PeerUnavailable(PEER, op, text) from error
 
     def _handles(self) -> list[Any]:
         count = self._nvml.nvmlDeviceGetCount()
@@ -136,11 +140,12 @@ class NvmlInventory:
     def _usage(self, handle: Any) -> Usage:
         nvml = self._nvml
         pids = {p.pid for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle)}
-        pids |= {
-            p.pid
-            for p in self._optional(lambda: nvml.nvmlDeviceGetGraphicsRunningProcesses(handle))
-            or ()
-        }
+        for more in (
+            lambda: nvml.nvmlDeviceGetGraphicsRunningProcesses(handle),
+            # Clients of an MPS server: the list above has only the server.
+            lambda: nvml.nvmlDeviceGetMPSComputeRunningProcesses(handle),
+        ):
+            pids |= {p.pid for p in self._optional(more) or ()}
         rates = self._optional(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
         memory = self._optional(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
         return Usage(
@@ -158,6 +163,9 @@ class NvmlInventory:
         except (
             self._nvml.NVMLError_NotSupported,
             self._nvml.NVMLError_FunctionNotFound,
+            # Some questions do not take a MIG device.
+            self._nvml.NVMLError_InvalidArgument,
+            self._nvml.NVMLLibraryMismatchError,
             AttributeError,
         ):
             return None

@@ -1,5 +1,6 @@
 """GPUs in MIG mode: each MIG device is a GPU of its own, of the type that gres.conf gives it."""
 
+import importlib
 import sys
 import threading
 import types
@@ -10,6 +11,7 @@ import pytest
 from slurmbridge.node import nvml
 from slurmbridge.node.device import map_devices
 from slurmbridge.node.gresconf import read_gres_conf
+from slurmbridge.pool.errors import PeerUnavailable
 
 CONF = """\
 NodeName=gpu001 Name=gpu Type=1g.10gb MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap21,/dev/nvidia-caps/nvidia-cap22
@@ -52,6 +54,10 @@ class NotSupported(NVMLError):
     """Not of this device."""
 
 
+class Mismatch(Exception):
+    """The package asks for what this driver does not have; not one of the driver's errors."""
+
+
 def part_of(handle, place):
     if handle.parts[place] is None:
         raise NotFound
@@ -77,6 +83,8 @@ DRIVER = types.SimpleNamespace(
     NVMLError_NotFound=NotFound,
     NVMLError_NotSupported=NotSupported,
     NVMLError_FunctionNotFound=NotSupported,
+    NVMLError_InvalidArgument=NotSupported,
+    NVMLLibraryMismatchError=Mismatch,
     NVML_DEVICE_MIG_ENABLE=1,
     nvmlInit=lambda: None,
     nvmlDeviceGetCount=lambda: len(GPUS),
@@ -92,6 +100,7 @@ DRIVER = types.SimpleNamespace(
     nvmlDeviceGetComputeInstanceId=lambda h: h.ci,
     nvmlDeviceGetComputeRunningProcesses=running,
     nvmlDeviceGetGraphicsRunningProcesses=unsupported,
+    nvmlDeviceGetMPSComputeRunningProcesses=unsupported,
     nvmlDeviceGetUtilizationRates=unsupported,
     nvmlDeviceGetMemoryInfo=lambda h: types.SimpleNamespace(used=1, total=2),
     nvmlDeviceGetPowerUsage=unsupported,
@@ -144,6 +153,28 @@ def test_use_is_read_of_each_part_and_not_of_the_gpu_in_mig_mode(inventory):
     }
     assert usage["MIG-x"].utilisation is None
     assert usage["MIG-x"].memory_total == 2
+
+
+def test_clients_of_an_mps_server_use_the_gpu_too(inventory, monkeypatch):
+    client = types.SimpleNamespace(pid=777)
+    monkeypatch.setattr(DRIVER, "nvmlDeviceGetMPSComputeRunningProcesses", lambda h: [client])
+    assert inventory.usage()["GPU-b"].pids == (100, 777)
+
+
+def test_a_driver_that_is_older_than_the_package_is_not_taken_for_idle(inventory, monkeypatch):
+    def too_new(_):
+        raise Mismatch("use a versioned function")
+
+    monkeypatch.setattr(DRIVER, "nvmlDeviceGetGraphicsRunningProcesses", too_new)
+    assert inventory.usage()["GPU-b"].pids == (100,)
+    monkeypatch.setattr(DRIVER, "nvmlDeviceGetComputeRunningProcesses", too_new)
+    with pytest.raises(PeerUnavailable, match="too old for nvidia-ml-py"):
+        inventory.usage()
+
+
+def test_every_name_of_the_played_driver_is_one_of_the_real_package():
+    real = importlib.import_module("pynvml")
+    assert [name for name in vars(DRIVER) if not hasattr(real, name)] == []
 
 
 def test_no_list_of_minors_means_that_no_file_is_known(tmp_path):
