@@ -20,6 +20,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from tests.support.chaos.stalls import Stalls
@@ -103,6 +104,7 @@ class Judge:
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="judge", daemon=True)
         self._told: set[tuple[str, str]] = set()
+        self._nodes: dict[int, frozenset[str]] = {}
         self._fault: Exception | None = None
 
     def __enter__(self) -> Self:
@@ -141,6 +143,8 @@ class Judge:
         self.samples += 1
         self.bound = sample.bound
         jobs = {job.id: job for job in reading.jobs}
+        # Of a job that completes Slurm tells the nodes only whose Epilogs have not ended.
+        self._nodes |= {job.id: job.nodes for job in jobs.values() if job.state == "RUNNING"}
         holders = _holders(reading.jobs)
         for (node, index), found in holders.items():
             # One that completes has lost its GPUs by Slurm's word; who lives on them is seen below.
@@ -222,8 +226,9 @@ class Judge:
         """What the run did that took a pod's claim away; "" for nothing."""
         if self.causes.cancelled & story.claims.keys():
             return "scancel"
-        down = self.causes.taken_down.get(story.node)
-        if down is not None and down >= story.since - YOUNG_S:
+        # With one node of a gang's claim Slurm ends all of it.
+        nodes = {story.node}.union(*(self._nodes.get(job_id, ()) for job_id in story.claims))
+        if any(self.causes.taken_down.get(n, -inf) >= story.since - YOUNG_S for n in nodes):
             return "node down"
         # A crash may be seen before the claim that it forgot: nothing is read while it lasts.
         begun = (story.since, *story.claims.values())

@@ -144,6 +144,17 @@ def test_a_gpu_that_the_run_itself_took_away_is_a_race_and_no_second_owner(
     assert scene.judge.races["ns/a on gpu001/0"] == pytest.approx(1.8)
 
 
+@pytest.mark.parametrize("node", ["gpu002", "gpu003"])
+def test_a_gang_goes_with_any_node_of_its_claim_and_with_no_other(scene: Scene, node: str) -> None:
+    both = frozenset({NODE, "gpu002"})
+    scene.see(GANG[:1], [job(7, "0-3", group=True, nodes=both)])
+    scene.causes.taken_down[node] = scene.now
+    rest = job(7, "", group=True, state="COMPLETING", nodes=frozenset({NODE}))
+    scene.see(GANG[:1], [rest])
+    kinds = [] if node in both else ["no-claim"]
+    assert found(scene.see(GANG[:1], [rest], after_s=2)) == kinds
+
+
 def test_a_claim_that_slurmctld_must_have_saved_is_not_put_down_to_its_crash(scene: Scene) -> None:
     pods = [raw("a", 7, "0")]
     scene.see(pods, [job(7, "0", "a")])
