@@ -44,7 +44,7 @@ def take_in_all(state: State) -> None:
     for uid, pod in state.pods.items():
         _take_in(state, uid)
         if not state.audited:
-            _take_in_over(state, pod)
+            take_in_over(state, pod)
     state.loose.clear()
 
 
@@ -53,11 +53,11 @@ def take_in_on(state: State, kube_nodes: Collection[str]) -> None:
     for uid, pod in state.pods.items():
         if pod.node in kube_nodes:
             _take_in(state, uid)
-            _take_in_over(state, pod)
+            take_in_over(state, pod)
 
 
-def _take_in_over(state: State, pod: PodRecord) -> None:
-    """A pod that was over when we began, without a claim: has its agent seen its last process?"""
+def take_in_over(state: State, pod: PodRecord) -> None:
+    """A pod that is over when it is first seen, without a claim: is its last process gone?"""
     if not pod.is_over or pod.uid in state.book:
         return
     slurm_node, written = node_of(state, pod), written_claim(pod)

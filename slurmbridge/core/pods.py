@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from slurmbridge.core import agents, gang, grant, lift, nodes, planned, release, settle, sweep
+from slurmbridge.core import (
+    agents,
+    cover,
+    gang,
+    grant,
+    lift,
+    nodes,
+    planned,
+    release,
+    settle,
+    sweep,
+)
 from slurmbridge.core.action import LookPod
 from slurmbridge.core.event import PodGone, PodLooked
 from slurmbridge.core.state import Gone, Missed, Phase, State
@@ -17,9 +28,11 @@ MOST_LOOKS = 100
 def see(state: State, pod: PodRecord) -> None:
     """A pod as it is. Only those that ask for pool GPUs, or wrongly so, are ours to know."""
     known = state.pods.get(pod.uid)
-    state.missed.pop(pod.uid, None)
-    if pod.uid in state.gone or (known is not None and _is_older(pod, known)):
+    if known is not None and _is_older(pod, known):
         return  # the answer to a look was overtaken by the watch
+    state.missed.pop(pod.uid, None)
+    if pod.uid in state.gone:
+        return
     pod = planned.as_gang(state, pod)
     if pod.gpu is None and not pod.fault:
         state.pods.pop(pod.uid, None)
@@ -39,6 +52,8 @@ def see(state: State, pod: PodRecord) -> None:
             return
         if entry.phase is Phase.HELD:
             settle.meet(state, entry)
+        elif entry.phase is Phase.LINGERING:
+            release.on_pod_back(state, entry, pod)
         elif entry.phase in (Phase.ASKING, Phase.DOUBT):
             # Bound with an earlier claim, which has ended meanwhile: `cover` goes on with that.
             state.drop(entry)
@@ -70,7 +85,7 @@ def listed(state: State, pods: tuple[PodRecord, ...]) -> None:
 
     A list can be wrong as a whole (an old state restored, another server): what uses or may use
     something and is not in it is there until a look at it has told. What it shows is there,
-    whatever was said of it before.
+    whatever was said of it before; what it shows as it was before is looked at too.
     """
     there = {pod.uid for pod in pods}
     for uid in [u for u in state.pods if u not in there]:
@@ -83,10 +98,12 @@ def listed(state: State, pods: tuple[PodRecord, ...]) -> None:
     state.waiting.plain.clear()
     for pod in pods:
         came_back = state.gone.pop(pod.uid, None) is not None
+        known = state.pods.get(pod.uid)
         see(state, pod)
-        entry = state.book.get(pod.uid)
-        if came_back and entry is not None and entry.phase is Phase.LINGERING and not pod.is_over:
-            release.on_pod_back(state, entry, pod)
+        if came_back and state.audited:
+            cover.take_in_over(state, pod)
+        if known is not None and _is_older(pod, known):
+            state.missed.setdefault(pod.uid, Missed())
     state.pods_listed = True
 
 
@@ -117,9 +134,31 @@ def _is_really_gone(state: State, uid: str) -> None:
     vanish(state, pod, may_run=not pod.is_over and (bool(pod.node) or promised))
 
 
+def _went_back(state: State, known: PodRecord, pod: PodRecord) -> None:
+    """A list and a look have shown a pod as it was before: the API server was set back.
+
+    What was bound and is not any more runs on until its kubelet has seen that: as if it had been
+    deleted by force.
+    """
+    missed, entry = state.missed[pod.uid], state.book.get(pod.uid)
+    if entry is not None and state.breaker_since is not None and not missed.confirmed:
+        return
+    if known.node and not pod.node:
+        vanish(state, known, may_run=not known.is_over)
+        del state.gone[pod.uid]
+    state.pods.pop(pod.uid, None)
+    see(state, pod)
+
+
 def on_gone(state: State, event: PodGone) -> None:
-    """A pod object was deleted."""
+    """A pod object was deleted.
+
+    An API server that was set back may not know by now that it was bound.
+    """
     pod = event.pod
+    known = state.pods.get(pod.uid)
+    if known is not None and _is_older(pod, known):
+        pod = known
     if pod.gpu is not None or pod.fault or pod.uid in state.book:
         vanish(state, pod, may_run=bool(pod.node) and not pod.is_over)
     else:
@@ -142,6 +181,10 @@ def vanish(state: State, pod: PodRecord, *, may_run: bool) -> None:
 def on_looked(state: State, event: PodLooked) -> None:
     """The answer to a targeted look. Another pod of the same name is not the one asked for."""
     pod = event.pod if event.pod is not None and event.pod.uid == event.uid else None
+    known = state.pods.get(event.uid)
+    if pod is not None and known and event.uid in state.missed and _is_older(pod, known):
+        _went_back(state, known, pod)
+        return
     if pod is not None:
         see(state, pod)
         pod = state.pods.get(event.uid, pod if event.uid not in state.gone else None)

@@ -47,11 +47,32 @@ def end_claim(state: State, claim: Claim, why: str) -> None:
     end(state, claim.id, claim.job_id, why, claim.slurm_node, claim.gpus)
 
 
-def end_job(state: State, uid: str, job: SlurmJob, why: str) -> None:
-    """Give back a claim that a reading shows."""
+def end_job(state: State, uid: str, job: SlurmJob, why: str, *, is_proven: bool = False) -> None:
+    """Give back a claim that a reading shows, unless it is one of those found and may be in use.
+
+    is_proven: nothing of its pod is left.
+    """
     claim_id = state.ours.get(job.id, state.claim_id(uid))
-    if claim_id.uid == uid:
+    if claim_id.uid == uid and (is_proven or not _may_be_used(state, uid, job)):
         end(state, claim_id, job.id, why, job.nodes[0] if job.nodes else "")
+
+
+def _may_be_used(state: State, uid: str, job: SlurmJob) -> bool:
+    """Whether something may run in a claim that was found, though its pod is not bound there.
+
+    An earlier leader may have had it bound a moment ago. Or the API server was set back: what was
+    bound since runs on until its kubelet has seen that.
+    """
+    found, pod = state.found.get((job.id, uid)), state.pods.get(uid)
+    if found is None or not job.nodes:
+        return False
+    if pod is not None and pod.node and state.slurm_of.get(pod.node) in job.nodes:
+        return False  # where it is, it has what it was bound with
+    is_left = agents.is_left_on(state, job.nodes[0], uid, found.moment)
+    if is_left is None:
+        is_early = state.now - found.at < state.settings.linger_s
+        return is_early or is_silent_on(state, job.nodes[0])
+    return not is_left
 
 
 def end_entry(state: State, entry: Entry, why: str) -> None:
@@ -64,6 +85,10 @@ def end_entry(state: State, entry: Entry, why: str) -> None:
         return  # the answer is still to come: `grant` ends it then
     job_id, claim_id, is_group = entry.job_id, state.claim_id_of(entry), bool(entry.group)
     state.drop(entry)
+    found = state.found.get((job_id, claim_id.uid))
+    if found is not None and entry.phase is Phase.HELD:
+        found.let_go = why  # `sweep` ends it once nothing can be in it
+        return
     if is_group and job_id and not state.lives_in(claim_id.uid, job_id):
         end_group(state, claim_id.uid, job_id, why, entry.slurm_node, entry.gpus)
     elif job_id and not is_group:

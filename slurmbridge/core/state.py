@@ -167,6 +167,18 @@ class Ending:
 
 
 @dataclass(slots=True)
+class Found:
+    """A pod's claim that the first reading showed: of an earlier leader, or older than what we see.
+
+    at: when. moment: `State.moment` then. let_go: why the pod is to have it no more; "" as yet.
+    """
+
+    at: float
+    moment: int
+    let_go: str = ""
+
+
+@dataclass(slots=True)
 class Orphan:
     """A claim in Slurm whose pod we do not know.
 
@@ -221,12 +233,12 @@ class State:
 
     book: by pod UID; by_node: the same entries by Slurm node; by_job: job id -> UID of the claim (a
     pod's, or a gang's); sharing: UID of a gang's claim -> UIDs of the pods in the book that live in
-    it. ending: claims that are to end, by job id. orphans: by job id and UID. live: claims of pods
-    in the last reading that hold or wait for something and are not completing, by pod UID;
-    live_groups: those of gangs, by their UIDs. ours: all of them, by job id. slurm_of, kube_of:
-    nodes of the pool by their names on the other side; several: Kubernetes nodes that are several
-    Slurm nodes. may_be: the Slurm names that each Kubernetes node may have, in the pool or not;
-    hosts: the Kubernetes nodes that each Slurm node may be, none where they are deleted.
+    it. ending: claims that are to end, by job id. orphans: by job id and UID; found: too. live:
+    claims of pods in the last reading that hold or wait for something and are not completing, by
+    pod UID; live_groups: those of gangs, by their UIDs. ours: all of them, by job id. slurm_of,
+    kube_of: nodes of the pool by their names on the other side; several: Kubernetes nodes that are
+    several Slurm nodes. may_be: the Slurm names that each Kubernetes node may have, in the pool or
+    not; hosts: the Kubernetes nodes that each Slurm node may be, none where they are deleted.
     held_back: nodes out of use until their pods have gone. nodes_since: when nodes were listed
     first; deleted: when Node objects were missed since. missed: pods that a list did not show, by
     UID: there until a look has told. in_use: moment, and the nodes that had pods then (`has_pods`).
@@ -266,6 +278,7 @@ class State:
     sharing: dict[str, set[str]] = field(default_factory=dict)
     ending: dict[int, Ending] = field(default_factory=dict)
     orphans: dict[tuple[int, str], Orphan] = field(default_factory=dict)
+    found: dict[tuple[int, str], Found] = field(default_factory=dict)
     jobs_on: dict[str, list[SlurmJob]] = field(default_factory=dict)
     ours: dict[int, ClaimId] = field(default_factory=dict)
     live: dict[str, list[SlurmJob]] = field(default_factory=dict)

@@ -20,6 +20,7 @@ from slurmbridge.core.settle import ask_of, request_for
 from slurmbridge.core.state import (
     UNKNOWN_PROMISES,
     Entry,
+    Found,
     Orphan,
     Phase,
     State,
@@ -35,6 +36,12 @@ def run(state: State) -> None:
     Once all of these are charged, with or without a claim, it can be told whether the GPUs of a
     claim that nobody uses yet are really free.
     """
+    if not state.audited:
+        for uid, jobs in state.live.items():
+            state.found |= {(job.id, uid): Found(state.now, state.moment) for job in jobs}
+    elif state.found:
+        there = {(job.id, uid) for uid, jobs in state.live.items() for job in jobs}
+        state.found = {key: found for key, found in state.found.items() if key in there}
     later = []
     for uid in list(state.live):
         pod = state.pods.get(uid)
@@ -53,8 +60,8 @@ def run(state: State) -> None:
 def _look_at(state: State, uid: str) -> None:
     if state.aside.of_uid(uid) is not None:
         return  # `holdout` keeps it
-    jobs = live_claims(state, uid)
     entry, pod = state.book.get(uid), state.pods.get(uid)
+    jobs = _without_let_go(state, uid, entry)
     if not jobs or (entry is not None and entry.phase in (Phase.ASKING, Phase.COVERING)):
         return
     if entry is not None and entry.phase is not Phase.DOUBT:
@@ -64,6 +71,18 @@ def _look_at(state: State, uid: str) -> None:
             _watch_orphan(state, uid, job)
     else:
         _adopt(state, pod, entry, jobs)
+
+
+def _without_let_go(state: State, uid: str, entry: Entry | None) -> list[SlurmJob]:
+    """A pod's claims, without those that it is to have no more; they end when that is safe."""
+    jobs = []
+    for job in live_claims(state, uid):
+        found, is_its = state.found.get((job.id, uid)), entry and entry.job_id == job.id
+        if found is None or not found.let_go or is_its:
+            jobs.append(job)
+        else:
+            release.end_job(state, uid, job, found.let_go)
+    return jobs
 
 
 def _settle_doubts(state: State) -> None:
@@ -131,7 +150,7 @@ def _adopt(state: State, pod: PodRecord, doubted: Entry | None, jobs: list[Slurm
 
 
 def _has_waited(state: State, uid: str, job: SlurmJob) -> bool:
-    """Whether nobody binds any more with a claim on a node that has no name: by its age here."""
+    """Whether nobody binds any more with a claim of an earlier leader: by its age here."""
     orphan = state.orphans.setdefault((job.id, uid), Orphan(looked=state.now))
     orphan.seen_at = state.now
     return state.now - orphan.looked >= state.settings.hold_s
@@ -226,6 +245,8 @@ def _take_over(state: State, pod: PodRecord, doubted: Entry | None, job: SlurmJo
             release.leave(state, entry, pod, "its pod is over")
         return
     if not pod.node and use is not None and others_on(state, entry, use):
+        if doubted is None and not _has_waited(state, pod.uid, job):
+            return  # an earlier leader may have had it bound
         if doubted is not None:
             state.drop(doubted)
         release.end_job(state, pod.uid, job, "another pod may still use its GPUs")
@@ -254,7 +275,7 @@ def _watch_orphan(state: State, uid: str, job: SlurmJob) -> None:
     is_left = agents.is_left_on(state, slurm_node, uid, orphan.left_at)
     # What waits in the queue has never run a pod; what is suspended may have.
     if is_left or job.state.base == "PENDING" or (is_left is None and not is_running(job)):
-        release.end_job(state, uid, job, "there is no pod for it")
+        release.end_job(state, uid, job, "there is no pod for it", is_proven=True)
     elif is_left is False:
         if state.now - orphan.gone_at > state.settings.linger_s and not orphan.told_kept:
             orphan.told_kept = True
@@ -265,7 +286,7 @@ def _watch_orphan(state: State, uid: str, job: SlurmJob) -> None:
             orphan.told_kept = True
             _tell_kept(state, slurm_node, job)
     elif state.now - orphan.gone_at >= state.settings.linger_s:
-        release.end_job(state, uid, job, "there is no pod for it")
+        release.end_job(state, uid, job, "there is no pod for it", is_proven=True)
 
 
 def _tell_kept(state: State, slurm_node: str, job: SlurmJob) -> None:

@@ -17,8 +17,9 @@ DRIFT: Final = 1e-3
 """Fastest that two monotonic clocks drift apart: each may be slewed by 500 ppm (adjtimex(2)). The
 floor rises that fast at most, so that drift over days does not look like delay."""
 RETIRED_S: Final = 60.0
-"""How long a term without an order is refused after it was left: four times the duration of the
-Lease, within which a leader that lost it must have noticed."""
+"""How long an older term is refused after the newest was last heard of, and one without an order
+after it was left: four times the duration of the Lease, within which a leader that lost it must
+have noticed."""
 RETIRED_TERMS: Final = 64
 """Terms without an order that are remembered as over."""
 
@@ -83,17 +84,20 @@ def order_of(term: str) -> tuple[int, ...] | None:
 
 
 class TermGuard:
-    """Which leadership may be believed: the newest seen, and never an older one again.
+    """Which leadership may be believed: the newest seen, and no older one while that is heard of.
 
-    Terms of `make_term` are compared. Of other terms a reader knows only which it saw first; one
-    that was left is refused for `RETIRED_S`, not for ever: had a bridge that woke up after a long
-    sleep, with a term that this reader never saw, been believed for a moment, the true leader would
-    else be locked out.
+    Terms of `make_term` are compared. Once nothing was heard of the newest for `RETIRED_S`, an
+    older one is believed: an API server that was set back to an older state counts its terms from
+    there, and its leaders would else never be believed again. Of other terms a reader knows only
+    which it saw first; one that was left is refused for `RETIRED_S`, not for ever: had a bridge
+    that woke up after a long sleep, with a term that this reader never saw, been believed for a
+    moment, the true leader would else be locked out.
     """
 
     def __init__(self) -> None:
         self.current = ""
         self._highest: tuple[int, ...] = ()
+        self._heard = float("-inf")
         self._retired: dict[str, float] = {}
 
     def admits(self, term: str, now: float) -> bool:
@@ -106,13 +110,14 @@ class TermGuard:
         """
         if not term:
             return False
-        if term == self.current:
-            return True
         order = order_of(term)
+        if term == self.current:
+            self._heard = now
+            return True
         if order is not None:
-            if order <= self._highest:
+            if order <= self._highest and now - self._heard < RETIRED_S:
                 return False
-            self._highest = order
+            self._highest, self._heard = order, now
         elif now - self._retired.get(term, -RETIRED_S) < RETIRED_S:
             return False
         self.retire(self.current, now)
@@ -121,8 +126,8 @@ class TermGuard:
 
     def retire(self, term: str, now: float) -> None:
         """Do not believe this term again."""
-        if term == self.current:
-            self.current = ""
+        if term and term == self.current:
+            self.current, self._heard = "", now
         if term and order_of(term) is None:
             self._retired.pop(term, None)
             self._retired[term] = now

@@ -20,6 +20,7 @@ from tests.support.core_agents import Agents
 from tests.support.core_world import AGENT_WEIGHTS, WEIGHTS, BrokenPromise, World
 from tests.support.gang_world import GangWorld
 from tests.support.odd_world import OddGangWorld, OddWorld
+from tests.support.restored_world import RestoredWorld
 
 STORY_STEPS = 150
 TOLD_LINES = 120
@@ -33,15 +34,13 @@ def world_of(seed: int) -> tuple[World, float]:
     """What kind of story a seed has: its world, and how often the bridge dies after an action.
 
     Every second one has agents, which are needed there; in every fourth names, lists and time
-    limits go wrong besides.
+    limits go wrong besides, and in some the API server is set back to an older state.
     """
     agents = Agents() if seed % 2 == 0 else None
-    is_odd = seed // 2 % 4 == 3
-    if seed % 3 == 0:
-        world: World = OddGangWorld(agents=agents) if is_odd else GangWorld(agents=agents)
-    else:
-        world = OddWorld(agents=agents) if is_odd else World(agents=agents)
-    return world, KILLS[seed // 3 % len(KILLS)]
+    gangs = (GangWorld, GangWorld, GangWorld, OddGangWorld)
+    single = (World, World, RestoredWorld, OddWorld)
+    kinds: tuple[type[World], ...] = single if seed % 3 else gangs
+    return kinds[seed // 2 % 4](agents=agents), KILLS[seed // 3 % len(KILLS)]
 
 
 def run_story(seed: int, steps: int, world: World, kills: float = 0.0) -> World:

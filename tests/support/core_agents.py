@@ -51,9 +51,8 @@ class Agents:
         run = self.runs.setdefault(node, 1)
         self.sequences[node] = self.sequences.get(node, 0) + 1
         pods = tuple(
-            NodePod(uid, pod.record.ref, gpus=pod.uses, processes=1)
-            for uid, pod in world.pods.items()
-            if pod.node == node and pod.runs(world.now)
+            NodePod(record.uid, record.ref, gpus=gpus, processes=1)
+            for record, gpus in world._running_on(node)
         )
         report = NodeReport(
             node,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -784,6 +784,12 @@ class World:
         return msgspec.structs.replace(
             self.base_settings, agents_required=self.agents is not None, gangs_as_one=True
         )
+
+    def _running_on(self, node: str) -> Iterator[tuple[PodRecord, tuple[int, ...]]]:
+        """Pods that have processes on a node, and the GPUs of these."""
+        for pod in self.pods.values():
+            if pod.node == node and pod.runs(self.now):
+                yield pod.record, pod.uses
 
     def _node_names(self) -> tuple[str, ...]:
         return NODES + self._twins()

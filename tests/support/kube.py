@@ -87,7 +87,7 @@ class KubeCluster:
             self._keeper.remove_at_end(self._dir)
         try:
             self._ports = reserve(PORTS)
-            self._start_etcd()
+            self.start_etcd()
             self._write_credentials()
             self.start_api(timeout_s=timeout_s)
         except BaseException:
@@ -495,7 +495,8 @@ class KubeCluster:
         self.write_kubeconfig(self.kubeconfig, self._token)
         self._api = self._connect(self.url, self._token)
 
-    def _start_etcd(self) -> None:
+    def start_etcd(self) -> None:
+        """Start etcd on what is in `etcd/` of the folder; `kill9("etcd")` ends it."""
         client = f"http://127.0.0.1:{self._block[ETCD]}"
         peer = f"http://127.0.0.1:{self._block[ETCD_PEER]}"
         self._start(

@@ -16,6 +16,7 @@ from tests.support.builders import (
     OWNER,
     T0,
     Story,
+    make_claim,
     make_claim_job,
     make_job,
     make_kube_node,
@@ -152,12 +153,16 @@ def test_a_claim_on_another_node_than_the_pods_is_no_claim_of_its(pod):
     story = pool()
     story.kube_nodes["other"] = make_kube_node("other").but(labels={})
     story.slurm(make_claim_job(10, pod, "n1", "0-1")).start(pod.on("other"))
+    story.pass_time(32)
     assert {a.job_id for a in story.of(act.End)} == {10}
 
 
 def test_an_id_that_slurm_has_used_twice_moves_no_pod_to_another_node(pod):
     """It was bound on n1 with job 10, which Slurm forgot; the next claim on n2 was 10 again."""
     story = pool().slurm(make_claim_job(10, pod, "n2", "0-1")).start(pod.on("n1", 10, "0-1"))
+    story.pass_time(2)
+    story.handle(ev.Covered("uid-a", make_claim(11, pod, "n1", "0-1", granted=story.now)))
+    story.slurm(make_claim_job(11, pod, "n1", "0-1")).pass_time(32)
     assert {a.job_id for a in story.of(act.End)} == {10}
     assert story.entry(pod).slurm_node == "n1"
     assert keys.CLAIM in plain(pod).annotations

@@ -72,6 +72,8 @@ def test_of_two_claims_of_an_unbound_pod_the_first_running_one_is_kept(pod):
     story = Story("n1").slurm(*jobs).start(pod)
     story.pass_time(2)
     assert story.entry(pod).job_id == 10
+    assert {a.job_id for a in story.of(act.End)} == {9}
+    story.pass_time(30)
     assert {a.job_id for a in story.of(act.End)} == {9, 11}
 
 
@@ -133,8 +135,11 @@ def test_a_claim_of_a_pod_that_is_over_is_ended(pod):
 def test_a_claim_on_another_node_than_the_pod_is_ended_and_the_pod_covered_where_it_is(pod):
     pod.on("n2")
     story = Story("n1", "n2").slurm(make_claim_job(10, pod, "n1", "0-1")).start(pod)
-    assert only(story.actions, act.End).job_id == 10
-    assert only(story.slurm(without=(10,)).poll(), act.Cover).request.slurm_node == "n2"
+    assert only(story.pass_time(2), act.Cover).request.slurm_node == "n2"
+    assert none(story.actions, act.End), "it may have been bound there before"
+    story.handle(ev.Covered("uid-a", make_claim(11, pod, "n2", "0-1", granted=story.now)))
+    story.slurm(make_claim_job(11, pod, "n2", "0-1"))
+    assert {a.job_id for a in story.pass_time(30) if isinstance(a, act.End)} == {10}
 
 
 def test_a_placeholder_of_a_bound_pod_is_no_claim(pod):
@@ -155,9 +160,10 @@ def test_a_claim_whose_gpus_are_not_read_yet_is_left_for_the_next_reading(pod):
 def test_a_held_claim_on_gpus_that_another_pod_may_use_is_not_adopted(pod):
     other = make_pod("b").gpus(2).on("n1", 9, "0-1")
     story = Story("n1").slurm(make_claim_job(10, pod, "n1", "0-1")).start(pod, other)
-    assert only(story.actions, act.End).claim_id.uid == "uid-a"
     assert story.phase(pod) == ""
     assert story.phase(other) == "covering"
+    assert none(story.pass_time(55), act.End), "somebody may be binding with it"
+    assert {a.claim_id.uid for a in story.pass_time(10) if isinstance(a, act.End)} == {"uid-a"}
 
 
 # Claims without a pod.

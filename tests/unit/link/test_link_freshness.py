@@ -90,7 +90,27 @@ def test_of_ordered_terms_only_the_newest_is_believed():
         True, True, False, True, False, False, True,
     ]  # fmt: skip
     assert guard.current == three
-    assert admitted(guard, one, two, now=1e9) == [False, False]
+    assert admitted(guard, one, two, now=RETIRED_S - 1) == [False, False]
+
+
+def test_a_leader_of_an_api_server_that_was_set_back_is_believed_when_the_last_one_is_silent():
+    guard = TermGuard()
+    last, again = make_term(5, 9, 1, "bridge-0"), make_term(5, 7, 1, "bridge-1")
+    assert admitted(guard, last, now=0) == [True]
+    assert admitted(guard, again, last, now=50) == [False, True]
+    assert admitted(guard, again, now=50 + RETIRED_S - 1) == [False]
+    assert admitted(guard, again, now=50 + RETIRED_S) == [True]
+    assert guard.current == again
+    assert admitted(guard, make_term(5, 8, 1, "bridge-0"), again, now=120) == [True, False]
+
+
+def test_a_bridge_that_has_led_itself_leads_again_under_an_older_term_after_a_while():
+    guard = TermGuard()
+    mine, again = make_term(5, 9, 1, "bridge-0"), make_term(5, 7, 2, "bridge-0")
+    guard.admits(mine, 0.0)
+    guard.retire(mine, 100.0)
+    assert admitted(guard, again, now=159) == [False]
+    assert admitted(guard, again, now=161) == [True]
 
 
 def test_a_leader_is_not_locked_out_by_one_that_wakes_up():
