@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.chaos import judge as module
 from tests.support.chaos.bag import Bag
-from tests.support.chaos.end import Limit
+from tests.support.chaos.end import BOOK_S, Book, Limit
 from tests.support.chaos.judge import Causes, Judge
 from tests.support.chaos.stalls import Stalls
 from tests.support.checker import Job, Reading, indices
@@ -214,3 +214,38 @@ def test_every_kind_of_fault_comes_round_before_one_comes_again() -> None:
     rest = [bag.draw(), bag.draw()]
     assert sorted([*first, rest[0]]) == list("abcd")
     assert rest[1] == first[0]
+
+
+JOB = (
+    "JobId=7 JobName=x JobState={state} StartTime=2026-01-01T00:00:00 NodeList=gpu001 JOB_GRES=gpu:2"
+    " Nodes=gpu001 CPU_IDs=0 Mem=1 GRES={gres} MinCPUsNode=1"
+)
+
+
+@pytest.mark.parametrize(
+    ("used", "jobs", "is_wrong"),
+    [
+        (2, "", True),
+        (3, JOB.format(state="RUNNING", gres="gpu:a100:2(IDX:0-1)"), True),
+        (2, JOB.format(state="RUNNING", gres="gpu:a100:2(IDX:0-1)"), False),
+        (0, "", False),
+        # Of these Slurm does not tell the GPUs.
+        (2, JOB.format(state="COMPLETING", gres=""), False),
+        (2, JOB.format(state="RUNNING", gres="gpu:a100:0(IDX:)"), False),
+    ],
+)
+def test_gpus_that_slurmctld_counts_for_no_job_are_counted_anew_in_the_end(
+    scene: Scene, used: int, jobs: str, is_wrong: bool
+) -> None:
+    node = f"NodeName=gpu001 Gres=gpu:a100:8 GresUsed=gpu:a100:{used}(IDX:0-1)"
+    done = []
+
+    def run(*argv: str, timeout_s: float) -> str:
+        done.append(argv[1])
+        return {"node": node, "job": jobs}.get("".join(argv[2:3]), "")
+
+    book = Book(SimpleNamespace(slurm=SimpleNamespace(run=run)))
+    assert not book.mend()
+    scene.now += BOOK_S
+    assert book.mend() is is_wrong
+    assert ("reconfigure" in done) is is_wrong
