@@ -14,7 +14,7 @@ import msgspec
 from slurmbridge.core import cover, evict, release, settle, sweep
 from slurmbridge.core.action import Extend, LookJob, Tell
 from slurmbridge.core.event import Extended, JobLooked
-from slurmbridge.core.evidence import fits
+from slurmbridge.core.evidence import fits, is_elsewhere
 from slurmbridge.core.settle import write_down
 from slurmbridge.core.state import Entry, Phase, State, is_running
 from slurmbridge.pool import keys
@@ -58,7 +58,7 @@ def _check(state: State, entry: Entry, *, may_look: bool) -> bool:
         return False
     job = state.snapshot.jobs.get(entry.job_id)
     if job is not None and state.is_claim_of(job, entry.claim_uid):
-        if is_running(job):
+        if is_running(job) and not _has_moved(entry, job):
             _still_running(state, entry, job)
             return False
         if entry.phase is Phase.QUEUED and job.state.base == "PENDING":
@@ -67,6 +67,11 @@ def _check(state: State, entry: Entry, *, may_look: bool) -> bool:
         return False
     entry.suspect = True
     return may_look and _look_again(state, entry)
+
+
+def _has_moved(entry: Entry, job: SlurmJob) -> bool:
+    """Whether the claim runs, and does not hold what its pod was given any more."""
+    return entry.phase in (Phase.HELD, Phase.BOUND) and is_elsewhere(entry, job)
 
 
 def _still_running(state: State, entry: Entry, job: SlurmJob) -> None:
@@ -190,7 +195,9 @@ def on_job_looked(state: State, event: JobLooked) -> None:
     entry.looking = None
     job = event.job
     if job is not None and state.is_claim_of(job, entry.claim_uid):
-        if is_running(job):
+        if is_running(job) and _has_moved(entry, job):
+            _lose(state, entry, f"Slurm holds other GPUs for the claim by now (job {job.id})")
+        elif is_running(job):
             _still_running(state, entry, job)
         elif job.state.base != "PENDING" or entry.phase is not Phase.QUEUED:
             is_rolling = entry.request is None or entry.request.ask.rolling

@@ -36,7 +36,7 @@ def lose(state: State, entry: Entry, pod: PodRecord, why: str, *, is_own_end: bo
     entry.confirmed = is_own_end
     if entry.stray or pod.deleting_since is not None:
         return  # of a gang that ends anyway; a new one may have its name by now
-    for mate in list(state.book.values()):
+    for mate in _may_go_too(state, entry, pod):
         other = state.pods.get(mate.uid)
         if mate is entry or other is None or mate.phase is not Phase.BOUND:
             continue
@@ -48,6 +48,14 @@ def lose(state: State, entry: Entry, pod: PodRecord, why: str, *, is_own_end: bo
             _lose_one(state, mate, other, f"its gang is ended, since {pod.name} lost its claim")
             mate.with_gang = entry.uid
         mate.confirmed = is_own_end
+
+
+def _may_go_too(state: State, entry: Entry, pod: PodRecord) -> list[Entry]:
+    """Who lives in the same claim of a gang, or says that it is of the same gang."""
+    uids = set(state.sharing.get(entry.group, ()))
+    if pod.group is not None:
+        uids |= {other.uid for other in state.pods_of_group(pod.group.key)}
+    return [state.book[uid] for uid in sorted(uids) if uid in state.book]
 
 
 def _are_together(pod: PodRecord, other: PodRecord) -> bool:

@@ -172,6 +172,23 @@ def fits(entry: Entry, job: SlurmJob) -> bool:
     return use.indices == entry.gpus.indices
 
 
+def is_elsewhere(entry: Entry, job: SlurmJob) -> bool:
+    """Whether a job that runs holds other GPUs than those that the pod was given of it.
+
+    It was made smaller, runs again on other nodes, or was given other indices. What Slurm does not
+    tell, or not in full, says nothing.
+    """
+    if entry.claim is None or not job.nodes:
+        return False
+    if entry.slurm_node not in job.nodes:
+        return True
+    use = use_of(job, entry.slurm_node)
+    if use is None or use.indices is None or entry.gpus.indices is None:
+        return False
+    is_whole = len(use.indices) >= len(entry.gpus.indices)
+    return is_whole and not set(entry.gpus.indices) <= set(use.indices)
+
+
 def is_outdated(state: State, claim: Claim) -> bool:
     """Whether what we know from after a grant contradicts it: slurmctld has forgotten it since."""
     uid = claim.id.uid

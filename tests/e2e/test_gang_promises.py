@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from slurmbridge.pool import keys
-from tests.e2e.scene import PODS, bound, clear, wait_for
+from tests.e2e.scene import PODS, bound, clear, event_of, wait_for
 from tests.e2e.test_gang_queue import gang, jobs_of_gangs, queued, reason
 from tests.support.product import Product
 from tests.support.slurm import SlurmConfig
@@ -84,3 +84,22 @@ def test_in_its_own_reservation_a_gang_goes_to_its_nodes_and_waits_for_its_nodes
     wait_for("the next one follows", lambda: len(bound(pool, "next-")) == 2, 60)
     assert nodes_of(pool, "next-") == {"gpu003", "gpu004"}
     assert list(jobs_of_gangs(pool)) == [job]
+
+
+def test_a_claim_that_an_operator_makes_smaller_lets_its_whole_gang_go(
+    pool: Cluster, product: Product
+) -> None:
+    """It runs on with one node, whose member has lost the other as by any end of the claim."""
+    pool.kube.api.create_all(gang("shrinks", 2, 8))
+    wait_for("it is bound", lambda: len(bound(pool, "shrinks-")) == 2, 30)
+    (job,) = jobs_of_gangs(pool, "R")
+    pool.slurm.run("scontrol", "update", f"JobId={job}", "NumNodes=1")
+    assert pool.slurm.job_field(job, "JobState") == "RUNNING"
+    wait_for("both are told", lambda: all(_told(pool, i) for i in range(2)), 30)
+    assert any("Slurm holds other GPUs" in _told(pool, i) for i in range(2))
+    wait_for("both are gone", lambda: not bound(pool, "shrinks-"), 40)
+    wait_for("so is the claim", lambda: not jobs_of_gangs(pool), 40)
+
+
+def _told(pool: Cluster, member: int) -> str:
+    return event_of(pool, f"shrinks-{member}", "ClaimLost")
