@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from slurmbridge.pool import keys
+from slurmbridge.topology.labels import TOPOGRAPH_DOMAIN
 from tests.e2e.scene import (
     PODS,
     bound,
@@ -43,7 +44,8 @@ ZONE, RACK = "topology.kubernetes.io/zone", "example.org/rack"
 
 
 def labels(i: int, name: str) -> dict[str, str]:
-    return {ZONE: f"z{i // 32}", RACK: f"r{i // PER_RACK}"}
+    # NVLink domains cut across the racks, so they are a dimension of their own.
+    return {ZONE: f"z{i // 32}", RACK: f"r{i // PER_RACK}", TOPOGRAPH_DOMAIN: f"a{i % 4}"}
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +129,19 @@ def test_a_required_rack_that_cannot_be_met_stays_pending_with_the_short_level_n
     assert "lacks room for 1 pod (8 GPUs)" in _reason(pool, "c-0")
     assert not claims(pool)
     assert "no rack holds it" in product.cli("explain", "default/c-0")["group"]["waits"]
+
+
+def test_a_required_rack_and_segments_of_nvlink_domains_across_the_racks_both_hold(
+    pool: Cluster,
+) -> None:
+    notes = {keys.TOPOLOGY: "required:rack", keys.SEGMENT: "2:accelerator"}
+    pool.kube.api.create_all(own_pods("d", 4, 8, notes))
+    wait_for("all are bound", lambda: len(bound(pool, "d-")) == 4, 20)
+    pods = sorted(bound(pool, "d-"), key=rank_of)
+    assert len(set(racks_of(pods))) == 1
+    links = [(int(p["spec"]["nodeName"][3:]) - 1) % 4 for p in pods]
+    assert links[0] == links[1]
+    assert links[2] == links[3]
 
 
 def test_two_gangs_that_do_not_both_fit_never_hold_half_each(pool: Cluster) -> None:
