@@ -109,6 +109,8 @@ def tick(state: State) -> None:
         over = over or (gang.useless_at > 0 and useless)
         if over or (gang.text and state.now - gang.text_since > LOOK_AGAIN_S):
             waiting.gangs_due.add(gang.key)
+        if waiting.topology is None and state.now - gang.since > LOOK_AGAIN_S:
+            _wait(state, gang, "topology: where the nodes stand is not known yet")
         _tell(state, gang)
     together.tick(state)
     ticket.tick(state)

@@ -57,6 +57,8 @@ def test_the_first_generation_is_built_once_and_nothing_is_planned_before_it_is_
     story.pass_time(20)
     assert len(wanted(story)) == 1
     assert asked(story.actions) == {}
+    told = {a.annotations[keys.REASON] for a in story.of(act.AnnotatePod)}
+    assert told == {"topology: where the nodes stand is not known yet"}
     found = asked(answer(story))
     assert set(found) == {"uid-g0", "uid-g1", "uid-a"}
     assert {RACKS[found[uid]] for uid in ("uid-g0", "uid-g1")} in ({"r1"}, {"r2"})
