@@ -100,11 +100,12 @@ class Faults:
         self._api_way, self._slurm_way = Bag(API_WAYS, self.luck), Bag(SLURM_WAYS, self.luck)
 
     @property
-    def kinds(self) -> list[str]:
-        """All that may be done; those of a wire are counted with what it does."""
+    def not_done(self) -> list[str]:
+        """Kinds that have not come round yet; those of a wire are counted with what it does."""
         ways = {"API server": API_WAYS, "slurmctld": SLURM_WAYS}
-        found = [kind for kind in self._kinds if "wire" not in kind]
-        return found + [f"faulty wire to {to}: {way}" for to, all_ in ways.items() for way in all_]
+        kinds = [kind for kind in self._kinds if "wire" not in kind]
+        kinds += [f"faulty wire to {to}: {way}" for to, all_ in ways.items() for way in all_]
+        return [kind for kind in kinds if not self.done[kind]]
 
     def turn(self) -> None:
         """Heal what is over; perhaps do one fault."""
