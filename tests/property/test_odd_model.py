@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmbridge.core import audit, cover, sweep
+from slurmbridge.core import audit, cover, release, sweep
 from tests.property.soak import KILLS, run_story
 from tests.support.core_agents import Agents
 from tests.support.core_world import BrokenPromise
@@ -29,7 +29,10 @@ def test_no_promise_to_gangs_is_broken(first):
 
 
 def test_a_bridge_that_goes_by_names_alone_gives_claims_in_use_back(monkeypatch):
-    """The model can fail: a new leader of this bridge believes labels more than claims."""
+    """The model can fail: a new leader of this bridge believes labels more than claims.
+
+    Nor does it keep what it finds until nothing can be left in it.
+    """
 
     def name_of(state, pod):
         return state.slurm_of.get(pod.node, "")
@@ -40,6 +43,7 @@ def test_a_bridge_that_goes_by_names_alone_gives_claims_in_use_back(monkeypatch)
     monkeypatch.setattr(sweep, "place_of", by_name)
     monkeypatch.setattr(sweep, "is_bound_with", lambda pod, job: False)
     monkeypatch.setattr(cover, "node_of", name_of)
+    monkeypatch.setattr(release, "_may_be_used", lambda state, uid, job: False)
     with pytest.raises(BrokenPromise, match=r"ended_in_use|ran_out|double_owned"):
         tell(OddWorld, range(1, 61))
 
