@@ -1,5 +1,6 @@
 """The bridge with the agents of real nodes: pods go only where one is, and leave only by its word."""
 
+import signal
 import time
 
 import pytest
@@ -251,3 +252,78 @@ def test_a_node_that_was_rebooted_gives_its_claims_back_before_its_agent_is_up(j
     assert given == [pool.uuid(OTHER, i) for i in range(GPUS)]
     figures.count(starts=2)
     pool.delete(after)
+
+
+JOBS = "/apis/batch/v1/namespaces/default/jobs"
+LOST = 2
+
+
+def job_of(pool, name):
+    """A Job whose pods take one GPU each, all at once."""
+    where = {"schedulerName": "default-scheduler", "nodeSelector": {"node": NODE}}
+    spec = pool.pod(name, 1, run_s=0.2, spec=where)["spec"]
+    for env in spec["containers"][0]["env"]:
+        if env["value"] == name:
+            del env["value"]
+            env["valueFrom"] = {"fieldRef": {"fieldPath": "metadata.name"}}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "completions": LOST,
+            "parallelism": LOST,
+            # Each pod that a kubelet fails counts.
+            "backoffLimit": LOST,
+            "template": {"spec": spec},
+        },
+    }
+
+
+def test_pods_that_a_kubelet_fails_at_its_start_give_their_claims_back_and_are_made_anew(
+    joined, figures
+):
+    """The kubelet dies with pods that it has not started, and its plugin cannot be back in time."""
+    pool, node = joined.pool, joined.pool.node[NODE]
+    pool.kube.start_controller_manager("job-controller,garbage-collector-controller")
+    name = unique("anew")
+    wait(lambda: joined.is_ready(NODE), 30, "ready", joined.blocked, NODE)
+    pool.wait_gpus(NODE)
+
+    def pods():
+        return {p["metadata"]["name"]: p for p in pool.pods() if name in p["metadata"]["name"]}
+
+    def bound():
+        return [n for n, p in pods().items() if p["spec"].get("nodeName")]
+
+    node.pause_kubelet()
+    pool.kube.api.create(job_of(pool, name))
+    wait(lambda: len(bound()) == LOST, 30, "all are bound", joined.product.cli, "who", NODE)
+    lost = bound()
+    claims = {n: joined.claim_of(n) for n in lost}
+    node.send("agent", signal.SIGSTOP)
+    try:
+        node.kill9_kubelet()
+        node.start_kubelet()
+        wait(lambda: all(pool.phase(n) == "Failed" for n in lost), 60, "they fail", pods)
+    finally:
+        node.send("agent", signal.SIGCONT)
+    back = time.monotonic()
+    for one in lost:
+        assert pool.get(one)["status"]["reason"] == "UnexpectedAdmissionError"
+        assert not (pool.marks / "start" / one).exists(), "none of it ever ran"
+        ended = lambda n=one: pool.job_state(claims[n]) not in ("RUNNING", "PENDING")  # noqa: E731
+        wait(ended, 60, "its claim is given back", joined.told, one)
+    print(f"claims given back {time.monotonic() - back:.1f} s after the agent's return")
+    job = lambda: pool.kube.api.get(f"{JOBS}/{name}")["status"]  # noqa: E731
+    # The Job's controller waits 10 s, and twice that for each failure more.
+    wait(lambda: job().get("succeeded") == LOST, 180, "the Job ends well", job)
+    print(f"the Job has ended {time.monotonic() - back:.1f} s after the agent's return")
+    assert job()["failed"] == LOST
+    figures.count(starts=LOST)
+    pool.kube.api.request(
+        "DELETE",
+        f"{JOBS}/{name}",
+        {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"},
+    )
+    wait(lambda: not pods(), 60, "all are gone", pods)
