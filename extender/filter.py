@@ -24,8 +24,9 @@ from slurmbridge.pool import keys
 from slurmbridge.pool.claim import Ask
 from slurmbridge.pool.index import Ints
 from slurmbridge.pool.policy import Policy, Refusal, resolve
+from slurmbridge.pool.reason import texts_for
 from slurmbridge.pool.record import PodRecord
-from slurmbridge.pool.verdict import PASSES, REASONS, TEXTS, Reason, ViewIndex, judge, rank, score
+from slurmbridge.pool.verdict import PASSES, REASONS, Reason, ViewIndex, judge, rank, score
 
 TEXT_CHARS: Final = 200
 """Longest text for a pod; a condition of 5,000 nodes holds it once."""
@@ -162,7 +163,7 @@ def choose(pod: PodRecord, names: Sequence[str], there: Situation) -> Answer:
     counts = np.bincount(codes, minlength=len(REASONS)).tolist()
     reasons = {r: n for r, n in zip(REASONS, counts, strict=True) if r is not None and n}
     if not len(fits) and not len(others):
-        texts = map(TEXTS.__getitem__, codes.tolist())
+        texts = map(texts_for(ask.reservation).__getitem__, codes.tolist())
         return Answer(refused=dict(zip(names, texts, strict=True)), reasons=reasons)
     if len(fits) > policy.candidates:
         ranks = rank(

@@ -173,8 +173,8 @@ class Carrier:
                 await self._lift(action)
             case act.BuildTopology(sources=sources):
                 self._emit(ev.TopologyBuilt(sources, await asyncio.to_thread(make, sources)))
-            case act.LookGroup(key=key, paths=paths):
-                self._emit(ev.GroupLooked(key, await self._group_object(paths)))
+            case act.LookGroup(key=key, paths=paths, part=part):
+                self._emit(ev.GroupLooked(key, await self._group_object(paths, part)))
             case act.AnnotatePod(uid=uid, namespace=namespace, name=name, annotations=values):
                 if keys.WAKE in values:
                     self._metrics.wakes.inc()
@@ -315,7 +315,7 @@ class Carrier:
         _log.warning("pod evicted", uid=action.uid, pod=action.name, why=action.why)
         self._emit(ev.Evicted(action.uid))
 
-    async def _group_object(self, paths: tuple[str, ...]) -> GroupObject | None:
+    async def _group_object(self, paths: tuple[str, ...], part: str) -> GroupObject | None:
         for path in paths:
             answer = await self._session.exchange("GET", f"/{path}", deadline_s=LOOK_S)
             if not answer.is_ok:
@@ -324,7 +324,7 @@ class Carrier:
                     continue
                 raise error
             try:
-                return read_group(path, msgspec.json.decode(answer.body))
+                return read_group(path, msgspec.json.decode(answer.body), part)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise PeerProtocolError("kube-apiserver", f"GET /{path}", str(error)) from error
         return None

@@ -107,11 +107,12 @@ class Lift(Action, frozen=True):
 class LookGroup(Action, frozen=True):
     """Read the object that tells a group's size -> GroupLooked.
 
-    paths: of the API, without `/`; the first one that is there counts.
+    paths: of the API, without `/`; the first one that is there counts. part: see `SizeFrom`.
     """
 
     key: str
     paths: tuple[str, ...]
+    part: str = ""
 
 
 class Evict(Action, frozen=True):

@@ -18,9 +18,10 @@ from slurmbridge.pool.gres import format_indices
 from slurmbridge.pool.hostlist import fold
 from slurmbridge.pool.ledger import GpuState
 from slurmbridge.pool.policy import Refusal, resolve
-from slurmbridge.pool.reason import ABOUT, REASONS
+from slurmbridge.pool.reason import CODES, REASONS, texts_for
 from slurmbridge.pool.record import PodRecord
 from slurmbridge.pool.verdict import judge
+from slurmbridge.pool.view import Window
 
 
 def status(state: State) -> dict[str, Any]:
@@ -149,10 +150,18 @@ def who(state: State, name: str) -> dict[str, Any] | None:
         "numbered": ledger.numbered,
         "gpus": rows,
         "planStart": view.plan_start if view is not None else None,
-        "reservations": [msgspec.to_builtins(w) for w in view.windows] if view is not None else [],
+        "reservations": [_window(w) for w in view.windows] if view is not None else [],
         "conflicts": list(ledger.conflicts),
         "agent": agents.about(state, kube_node),
         "ageSeconds": round(state.age_s, 3),
+    }
+
+
+def _window(window: Window) -> dict[str, object]:
+    terms = msgspec.structs.asdict(window.terms)
+    return {"reservation": window.reservation, "start": window.start, "end": window.end} | {
+        "cpus": window.cpus or None,
+        "terms": {word: list(v) if isinstance(v, tuple) else v for word, v in terms.items()},
     }
 
 
@@ -236,10 +245,11 @@ def _why_waiting(state: State, pod: PodRecord, entry: Entry | None) -> dict[str,
         reason = REASONS[int(code)]
         word = "fits" if reason is None else str(reason)
         classes.setdefault(word, []).append(index.names[row])
+    texts = texts_for(ask.reservation)
     nodes = {
         word: {
             "count": len(names),
-            "text": next((ABOUT[r].text for r in ABOUT if str(r) == word), "fits in Slurm"),
+            "text": next((texts[CODES[r]] for r in CODES if str(r) == word), "fits in Slurm"),
             "examples": names[:5],
         }
         for word, names in sorted(classes.items())

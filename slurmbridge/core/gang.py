@@ -31,7 +31,7 @@ from slurmbridge.core import (
 )
 from slurmbridge.core.action import Allocate, AnnotatePod, LookGroup, Tell
 from slurmbridge.core.event import GroupLooked
-from slurmbridge.core.settle import request_for
+from slurmbridge.core.settle import drawn, request_for
 from slurmbridge.core.state import Entry, Phase, State, asked_gpus
 from slurmbridge.core.waiting import GangState, pause_after
 from slurmbridge.pool import keys
@@ -71,6 +71,9 @@ def join(state: State, pod: PodRecord) -> None:
 def _add(state: State, gang: GangState, pod: PodRecord) -> None:
     if pod.uid not in state.waiting.gang_of and pod.nominated and not pod.gates:
         together.note(state, pod.uid)  # let go by an earlier leader
+    before = state.waiting.gang_of.get(pod.uid, gang.key)
+    if before != gang.key:
+        state.waiting.gangs_due.add(before)  # its key is another by now
     gang.members.add(pod.uid)
     state.waiting.gang_of[pod.uid] = gang.key
 
@@ -127,6 +130,7 @@ def on_looked(state: State, event: GroupLooked) -> None:
     gang = state.waiting.gangs.get(event.key)
     if gang is not None and event.found is not None:
         gang.size, gang.made = event.found.size, event.found.made
+        gang.in_order = event.found.in_order
         state.waiting.gangs_due.add(event.key)
 
 
@@ -192,11 +196,18 @@ def settle(state: State, gang: GangState) -> None:
             ticket.incomplete(state, gang)
         return
     missing = [p for p in members if not p.node and p.uid not in state.book]
+    wanted = _wanted(state, gang)
+    if missing and not started and _lets_go_of_enough(state, gang, held, wanted):
+        return
     if not started and not held and _has_room_elsewhere(state, gang, members, missing):
         ticket.give_up(state, gang.uid, "there is room in another domain by now")
     if missing and not _has_turn(state, gang, missing, begun=started):
         return
     missing = [p for p in missing if p.uid not in state.book]
+    if missing and not started:
+        now_held = _held(state, waits)
+        if len(now_held) > len(held) and _lets_go_of_enough(state, gang, now_held, wanted):
+            return
     if not missing:
         ticket.give_up(state, gang.uid, "its gang has other claims")
         _let_go(state, gang, _held(state, waits))
@@ -209,21 +220,24 @@ def settle(state: State, gang: GangState) -> None:
     if (
         may_queue
         and wish.must_queue(state, missing)
-        and _queue(state, gang, missing, "mode: it is to wait in Slurm's queue")
+        and _queue(state, gang, missing[:wanted], "mode: it is to wait in Slurm's queue")
     ):
         return
     if may_queue and gang.denied:
         _wait(state, gang, gang.denied)
-        if _queue(state, gang, missing, gang.denied):
+        if _queue(state, gang, missing[:wanted], gang.denied):
             return
     plan = _plan(state, gang, members, missing)
+    if isinstance(plan, str) and not started and not held and wanted < len(missing):
+        missing = missing[:wanted]  # by rank; those that do not fit follow when they do
+        plan = _plan(state, gang, missing, missing)
     if isinstance(plan, str):
         _wait(state, gang, plan)
         if not started:
             _give_back(state, held)
         waited = 0.0 if gang.complete_at is None else state.now - gang.complete_at
         if may_queue and waited >= state.settings.group_queue_s:
-            _queue(state, gang, missing, plan)
+            _queue(state, gang, missing[:wanted], plan)
         return
     if may_queue and (now := wish.claim_of(state, gang, missing, plan)) is not None:
         seats = {uid: state.slurm_of[node] for uid, (node, _) in plan.items()}
@@ -232,6 +246,17 @@ def settle(state: State, gang: GangState) -> None:
     gang.attempts += 1
     for pod, (kube_node, ask) in plan.items():
         _start(state, state.pods[pod], kube_node, ask)
+
+
+def _lets_go_of_enough(state: State, gang: GangState, held: list[Entry], wanted: int) -> bool:
+    """Let those go that have their claims, if as many as have to start together have.
+
+    More may have come than that: they follow when there is room for them.
+    """
+    if not held or len(held) < wanted:
+        return False
+    _let_go(state, gang, held)
+    return True
 
 
 def _has_room_elsewhere(
@@ -287,6 +312,8 @@ def _has_turn(state: State, gang: GangState, missing: list[PodRecord], *, begun:
     if not begun and (over := shares.too_many(state, _gpus_of(job), gang.uid)):
         ticket.refuse(state, gang, job, f"{Reason.CEILING}: {over}")
         return False
+    if not begun:
+        missing = missing[: _seats(state, gang, job, missing)]
     left, closed = split.lay(state, gang.uid, job, missing, {} if place is None else place.seats)
     if left and not begun:
         for uid in gang.members:
@@ -304,6 +331,18 @@ def _has_turn(state: State, gang: GangState, missing: list[PodRecord], *, begun:
         return False
     ticket.settled(state, gang)
     return True
+
+
+def _seats(state: State, gang: GangState, job: SlurmJob, missing: list[PodRecord]) -> int:
+    """For how many more members a claim was made: perhaps for those only that have to start."""
+    sharers = state.entries_of(gang.uid)
+    left = sum(_gpus_of(job).values()) - sum(e.gpus.total for e in sharers)
+    count = 0
+    for pod in missing:
+        left -= asked_gpus(pod).total
+        count += left >= 0
+    held = sum(e.phase is Phase.HELD for e in sharers)
+    return max(count, _wanted(state, gang) - held)
 
 
 def _wait_for_word(state: State, gang: GangState, job: SlurmJob, nodes: list[str]) -> None:
@@ -329,7 +368,8 @@ def _members(state: State, gang: GangState) -> list[PodRecord]:
         pod = state.pods.get(uid)
         if pod is None or not _is_of(gang, pod):
             gang.members.discard(uid)
-            state.waiting.gang_of.pop(uid, None)
+            if state.waiting.gang_of.get(uid) == gang.key:
+                del state.waiting.gang_of[uid]
     if not gang.members:
         state.waiting.drop_gang(gang)
         return []
@@ -347,6 +387,8 @@ def _there(state: State, gang: GangState) -> list[PodRecord]:
 def _is_of(gang: GangState, pod: PodRecord) -> bool:
     """Whether a pod with the gang's key is there still, and not of an earlier group of the name."""
     if pod.is_over or pod.deleting_since is not None:
+        return False
+    if pod.group is not None and pod.group.key != gang.key:
         return False
     return pod.bound_at is None or gang.made is None or pod.bound_at >= gang.made
 
@@ -374,10 +416,13 @@ def _is_complete(state: State, gang: GangState, members: list[PodRecord]) -> boo
     if gang.size is None:
         if group.size_from is not None and _may_look(state, gang):
             gang.asked_at, gang.looks = state.now, gang.looks + 1
-            state.out.append(LookGroup(gang.key, group.size_from.paths))
+            state.out.append(LookGroup(gang.key, group.size_from.paths, group.size_from.part))
         _wait(state, gang, "group: its size is not known yet")
         return False
-    wanted = gang.size - len(state.waiting.others.get(gang.key, ()))
+    if gang.in_order and group.size_from is not None and not group.size_from.part:
+        _divide(state, gang, members)
+        return False
+    wanted = _wanted(state, gang)
     if len(members) < wanted:
         _find_others(state, gang, members)
     if len(members) < wanted:
@@ -396,6 +441,23 @@ def _is_complete(state: State, gang: GangState, members: list[PodRecord]) -> boo
     if gang.complete_at is None:
         gang.complete_at = state.now
     return True
+
+
+def _wanted(state: State, gang: GangState) -> int:
+    """How many of its members that ask for GPUs have to start together."""
+    return (gang.size or 0) - len(state.waiting.others.get(gang.key, ()))
+
+
+def _divide(state: State, gang: GangState, members: list[PodRecord]) -> None:
+    """Each replicated Job of a JobSet that starts them in order is a gang: written on its pods.
+
+    So every later leader knows it from the pod alone, and a claim keeps its name.
+    """
+    _wait(state, gang, "group: its JobSet starts one replicated Job after another")
+    for pod in members:
+        if keys.PART not in pod.annotations and state.once("part", pod.uid, 5):
+            note: dict[str, str | None] = {keys.PART: "replicated-job"}
+            state.out.append(AnnotatePod(pod.uid, pod.namespace, pod.name, note))
 
 
 def _is_ready(pod: PodRecord) -> bool:
@@ -442,7 +504,7 @@ def _plan(
         asks[pod.uid] = ask
     laid = layout.lay_out(state, gang, members, missing, asks)
     if isinstance(laid, str):
-        return laid
+        return laid + layout.why_kept(state, asks.values())
     gpus_on: Counter[str] = Counter()
     for uid, node in laid.node_of.items():
         gpus_on[state.slurm_of.get(node, "")] += asks[uid].gpu.count
@@ -450,7 +512,7 @@ def _plan(
         return f"{Reason.CEILING}: {text}"
     if laid.found is not None:
         split.note_place(gang, laid.found)
-    return {uid: (node, asks[uid]) for uid, node in laid.node_of.items()}
+    return {uid: (node, drawn(state, asks[uid], node)) for uid, node in laid.node_of.items()}
 
 
 def _start(state: State, pod: PodRecord, kube_node: str, ask: Ask) -> None:

@@ -23,11 +23,11 @@ from slurmbridge.core.event import (
     UnboundReleased,
 )
 from slurmbridge.core.evidence import is_outdated, others_on
-from slurmbridge.core.settle import must_queue, request_for
+from slurmbridge.core.settle import drawn, must_queue, request_for
 from slurmbridge.core.state import Entry, Phase, State, asked_gpus
 from slurmbridge.pool.claim import Ask
 from slurmbridge.pool.policy import Refusal, resolve
-from slurmbridge.pool.reason import ABOUT, Reason
+from slurmbridge.pool.reason import CODES, Reason, texts_for
 from slurmbridge.pool.record import GpuUse, PodRecord
 from slurmbridge.pool.verdict import judge_one
 
@@ -111,9 +111,9 @@ def _decide(state: State, event: ClaimAsked, pod: PodRecord) -> None:
         answer.later(state, event.op, "Slurm has not been readable for a while")
         return
     if why := _judge(state, event.kube_node, ask):
-        answer.no(state, event.op, why, ABOUT[why].text)
+        answer.no(state, event.op, why, texts_for(ask.reservation)[CODES[why]])
         return
-    request = request_for(state, pod, slurm_node, ask)
+    request = request_for(state, pod, slurm_node, drawn(state, ask, event.kube_node))
     entry = Entry(
         uid=event.uid,
         ref=pod.ref,

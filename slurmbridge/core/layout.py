@@ -7,7 +7,7 @@ that is free; a segment that is missing as a whole is packed near the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -16,13 +16,16 @@ import numpy as np
 from slurmbridge.core import publish
 from slurmbridge.core.action import LogPlan
 from slurmbridge.core.places import topology
-from slurmbridge.core.room import Room, Wishes, useless_nodes, wishes_of
+from slurmbridge.core.room import Room, Wishes, look, useless_nodes, wishes_of
 from slurmbridge.core.state import State
 from slurmbridge.core.waiting import GangState
 from slurmbridge.pool import keys
 from slurmbridge.pool.claim import Ask
 from slurmbridge.pool.index import ViewIndex
+from slurmbridge.pool.reason import REASONS, Reason
 from slurmbridge.pool.record import PodRecord
+from slurmbridge.pool.reserved import keepers
+from slurmbridge.pool.score import end_of
 from slurmbridge.topology.beside import place_beside
 from slurmbridge.topology.gang import Placement, Refusal, Wish
 from slurmbridge.topology.index import Bools, TopologyIndex
@@ -30,6 +33,7 @@ from slurmbridge.topology.pack import dimension
 
 MOST_TEXT = 480
 """Longest reason: it goes into an annotation."""
+MOST_KEPT = 480
 
 
 class Layout(NamedTuple):
@@ -119,6 +123,22 @@ def _why(refusal: Refusal, wishes: Wishes) -> str:
         return f"annotation: {keys.SEGMENT if is_segment else keys.TOPOLOGY}: {refusal.text}"
     lines = "; ".join(str(short) for short in refusal.shorts)
     return f"topology: {lines or refusal.text}"
+
+
+def why_kept(state: State, asks: Iterable[Ask]) -> str:
+    """Which reservations keep a gang out, as the end of a reason; "" if none does."""
+    words = []
+    for ask in dict.fromkeys(asks):
+        codes = {REASONS[code] for code in np.unique(look(state, ask))}
+        if Reason.RESERVATION_DENIED in codes:
+            words.append(f"its account may not use the reservation {ask.reservation}")
+        elif codes == {Reason.OUTSIDE_RESERVATION}:
+            words.append(f"no node is open to it in the reservation {ask.reservation}")
+        elif Reason.RESERVED in codes:
+            end = end_of(ask, state.wall, state.settings.policy.plan_horizon_minutes)
+            names = keepers(ask, state.views.values(), state.wall, end)
+            words.append(f"nodes are reserved in Slurm ({', '.join(names)})")
+    return "".join(f"; {text}" for text in dict.fromkeys(words))[:MOST_KEPT]
 
 
 def _seat(pod: PodRecord) -> str:

@@ -39,7 +39,7 @@ from slurmbridge.core.settings import Settings
 from slurmbridge.core.state import Phase, State, index_jobs, is_live
 from slurmbridge.pool.claim import ClaimId
 from slurmbridge.pool.plan import planned_alone, planned_starts, windows_by_node
-from slurmbridge.pool.record import KubeNode, SlurmJob, SlurmSnapshot
+from slurmbridge.pool.record import KubeNode, SlurmConfig, SlurmJob, SlurmSnapshot
 from slurmbridge.pool.view import View
 
 STORY_LENGTH = 200
@@ -154,7 +154,9 @@ def _on_polled(state: State, event: ev.Polled) -> None:
     state.live_groups = _live(new.jobs.values(), state.ours, "group")
     state.starts = planned_starts(new.jobs.values())
     state.alone = planned_alone(new.nodes.values(), state.starts, state.alone, state.now)
-    state.windows = windows_by_node(new.reservations)
+    state.windows = windows_by_node(
+        new.reservations, new.nodes, _user(state, new.config), exact=not new.config.associations
+    )
     if old is None or old.partitions != new.partitions:
         _sort_into_partitions(state, new)
     if old is None or old.nodes.keys() != new.nodes.keys():
@@ -196,6 +198,14 @@ def _groups_differ(state: State, old: SlurmSnapshot, new: SlurmSnapshot) -> bool
     return old.partitions != new.partitions or any(
         node.gpus != old.nodes[name].gpus for name, node in new.nodes.items() if name in old.nodes
     )
+
+
+def _user(state: State, config: SlurmConfig) -> str:
+    """The Slurm user of our claims, "" when its name is not known."""
+    owner = state.settings.owner_uid
+    if owner == 0:
+        return "root"
+    return config.slurm_user if config.slurm_uid == owner else ""
 
 
 def _live(

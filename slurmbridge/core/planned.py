@@ -15,16 +15,18 @@ import numpy as np
 from slurmbridge.core import gang, lift, publish, release, together, turn
 from slurmbridge.core.action import Allocate, AnnotatePod, Queue
 from slurmbridge.core.places import topology
-from slurmbridge.core.settle import must_queue, request_for
+from slurmbridge.core.settle import drawn, must_queue, request_for
 from slurmbridge.core.state import Entry, Phase, State, asked_gpus
 from slurmbridge.core.waiting import ABOUT_ASK, Bucket, Like, Turn, pause_after
 from slurmbridge.pool import keys
+from slurmbridge.pool.claim import Ask
 from slurmbridge.pool.group import Group
 from slurmbridge.pool.nodefit import NodeFit
 from slurmbridge.pool.policy import Refusal, resolve
-from slurmbridge.pool.reason import REASONS, Reason
+from slurmbridge.pool.reason import CODES, REASONS, Reason, texts_for
 from slurmbridge.pool.record import PodRecord
-from slurmbridge.pool.verdict import PASSES, judge, judge_one, rank
+from slurmbridge.pool.reserved import keepers
+from slurmbridge.pool.verdict import PASSES, end_of, judge, judge_one, rank
 from slurmbridge.topology.score import topology_key
 
 LOOK_AGAIN_S = 10.0
@@ -42,9 +44,9 @@ REPLAN_S = 15.0
 """A pod that was replanned is not bound within this: kube-scheduler cannot use that node either."""
 _TOLD = (
     Reason.GPU_BUSY, Reason.PLANNED, Reason.RESERVED, Reason.CPU_BUSY, Reason.MEMORY_BUSY,
-    Reason.NATIVE_ON_NODE, Reason.CEILING, Reason.NO_AGENT, Reason.OUTSIDE_RESERVATION,
-    Reason.GPU_TOTAL, Reason.GPU_TYPE, Reason.OUTSIDE_PARTITION, Reason.GPU_COUNT,
-    Reason.SLURM_STATE, Reason.UNKNOWN_NODE,
+    Reason.NATIVE_ON_NODE, Reason.CEILING, Reason.NO_AGENT, Reason.RESERVATION_DENIED,
+    Reason.OUTSIDE_RESERVATION, Reason.GPU_TOTAL, Reason.GPU_TYPE, Reason.OUTSIDE_PARTITION,
+    Reason.GPU_COUNT, Reason.SLURM_STATE, Reason.UNKNOWN_NODE,
 )  # fmt: skip
 """What is told when nodes refuse for different reasons: the one that is most likely to pass."""
 
@@ -156,7 +158,7 @@ def on_refused(state: State, entry: Entry, reason: str, text: str) -> None:
         waiting.asks_after[ask] = pause_after(
             waiting.asks_after.get(ask), state.now, ASK_PAUSE_S, LONGEST_PAUSE_S
         )
-    else:
+    if reason not in ABOUT_ASK or reason == "reservation":  # that may be one of the node's alone
         node = entry.kube_node
         waiting.nodes_after[node] = pause_after(
             waiting.nodes_after.get(node), state.now, NODE_PAUSE_S, LONGEST_PAUSE_S
@@ -351,8 +353,20 @@ def _look(state: State, bucket: Bucket) -> list[str]:
     else:
         present = {REASONS[code] for code in np.unique(codes)}
         reason = next((r for r in _TOLD if r in present), Reason.GPU_BUSY)
-        _refuse(state, bucket, f"{reason}: {reason.text}")
+        _refuse(
+            state,
+            bucket,
+            f"{reason}: {texts_for(ask.reservation)[CODES[reason]]}{_kept(state, ask, reason)}",
+        )
     return [index.names[row] for row in fits]
+
+
+def _kept(state: State, ask: Ask, reason: Reason) -> str:
+    """For whom the nodes are reserved, as the end of a reason."""
+    if reason is not Reason.RESERVED:
+        return ""
+    end = end_of(ask, state.wall, state.settings.policy.plan_horizon_minutes)
+    return f" ({', '.join(keepers(ask, state.views.values(), state.wall, end))})"
 
 
 def _offers(state: State, kube_node: str, fit: NodeFit) -> bool:
@@ -363,7 +377,7 @@ def _offers(state: State, kube_node: str, fit: NodeFit) -> bool:
 
 def _start(state: State, pod: PodRecord, like: Like, kube_node: str) -> None:
     slurm_node = state.slurm_of[kube_node]
-    request = request_for(state, pod, slurm_node, like.ask)
+    request = request_for(state, pod, slurm_node, drawn(state, like.ask, kube_node))
     cause = pod.uid[:8]
     state.waiting.remove(pod.uid)
     state.waiting.asking.add(pod.uid)

@@ -15,8 +15,8 @@ from slurmbridge.pool.ledger import GpuState, NodeLedger, build_node
 from slurmbridge.pool.nodestate import why_not_usable
 from slurmbridge.pool.plan import plan_start
 from slurmbridge.pool.reason import Reason
-from slurmbridge.pool.record import GpuCount, KubeNode, SlurmNode
-from slurmbridge.pool.view import NodeView, View
+from slurmbridge.pool.record import GpuCount, KubeNode, NodeState, SlurmNode
+from slurmbridge.pool.view import NodeView, View, Window
 
 QUIET_FACTOR = 4
 """Node annotations wake every pod that the extender has refused: while pods wait they are written
@@ -54,7 +54,8 @@ def _view_of(state: State, kube_name: str, slurm_node: str, node: SlurmNode | No
     if node is None or kube_node is None:
         return NodeView(kube_name, slurm_node, blocked=blocked or "unknown to Slurm")
     ledger = state.ledgers[slurm_node]
-    blocked = blocked or (why_not_usable(node.state) or "")
+    windows = state.windows.get(slurm_node, ())
+    blocked = blocked or (why_not_usable(_judged_by_windows(state, node, windows)) or "")
     if not blocked and _offered(state, kube_node) > node.gpu_total:
         # Which of them Slurm knows cannot be told, so a pod might get one that it does not.
         blocked = Reason.GPU_COUNT
@@ -76,11 +77,22 @@ def _view_of(state: State, kube_name: str, slurm_node: str, node: SlurmNode | No
         native_jobs=len(ledger.native_jobs),
         claimed=len(ledger.in_state(GpuState.CLAIM)),
         plan_start=plan_start(slurm_node, state.starts, state.alone, state.now, state.ahead_s),
-        windows=state.windows.get(slurm_node, ()),
+        windows=windows,
         agent=agents.takes_pods(state, kube_name),
         domains=state.domains.get(kube_name, ()),
         partitions=state.partitions_on.get(slurm_node, ()),
     )
+
+
+def _judged_by_windows(state: State, node: SlurmNode, windows: tuple[Window, ...]) -> NodeState:
+    """The node's state, without the MAINTENANCE that a reservation of its stands for.
+
+    Whoever may use that reservation may use the node (tried); to all others it is reserved.
+    """
+    is_told = any(w.terms.maint and not w.cpus and w.start <= state.wall for w in windows)
+    if not is_told or "MAINTENANCE" not in node.state.flags:
+        return node.state
+    return NodeState(node.state.base, node.state.flags - {"MAINTENANCE"})
 
 
 def _has_grown(old: NodeView | None, new: NodeView) -> bool:

@@ -9,12 +9,13 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from slurmbridge.core import publish
 from slurmbridge.core.state import State
 from slurmbridge.pool import keys
 from slurmbridge.pool.claim import Ask
 from slurmbridge.pool.errors import ParseError
+from slurmbridge.pool.index import Codes, ViewIndex
 from slurmbridge.pool.index import Ints as Counts
-from slurmbridge.pool.index import ViewIndex
 from slurmbridge.pool.nodefit import NodeFit
 from slurmbridge.pool.record import PodRecord
 from slurmbridge.pool.verdict import PASSES, judge
@@ -190,6 +191,14 @@ def useless_nodes(
     )
 
 
+def look(state: State, ask: Ask) -> Codes:
+    """The verdict on every node of the view, as it is compiled now: int8[N]."""
+    index = publish.index(state)
+    rows = np.arange(len(index), dtype=np.int32)
+    horizon = state.settings.policy.plan_horizon_minutes
+    return judge(ask, "", index, rows, state.wall, horizon_minutes=horizon)
+
+
 def _open_nodes(state: State, index: ViewIndex, kind: Kind, asks: Sequence[Ask]) -> Bools:
     """Nodes that the smallest member of a kind may use, as far as is easily known: bool[N]."""
     smallest = min(asks, key=lambda a: a.gpu.count)
@@ -200,9 +209,7 @@ def _open_nodes(state: State, index: ViewIndex, kind: Kind, asks: Sequence[Ask])
         minutes=max(a.minutes for a in asks),
         rolling=any(a.rolling for a in asks),
     )
-    rows = np.arange(len(index), dtype=np.int32)
-    horizon = state.settings.policy.plan_horizon_minutes
-    is_open: Bools = judge(most, "", index, rows, state.wall, horizon_minutes=horizon) == PASSES
+    is_open: Bools = look(state, most) == PASSES
     for row in np.flatnonzero(is_open):
         name = index.names[row]
         node = state.kube_nodes.get(name)

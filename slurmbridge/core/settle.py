@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from slurmbridge.core import answer, evict, lift, release, together
 from slurmbridge.core.action import AnnotatePod
 from slurmbridge.core.evidence import (
@@ -18,11 +20,23 @@ from slurmbridge.pool.claim import Ask, Claim, ClaimRequest
 from slurmbridge.pool.gres import format_indices
 from slurmbridge.pool.policy import Refusal, honour, resolve
 from slurmbridge.pool.record import GpuUse, PodRecord, SlurmJob
+from slurmbridge.pool.reserved import drawn_into
+from slurmbridge.pool.score import end_of
 
 
 def request_for(state: State, pod: PodRecord, slurm_node: str, ask: Ask) -> ClaimRequest:
     """The claim to ask for."""
     return ClaimRequest(state.claim_id(pod.uid), pod.ref, slurm_node, ask)
+
+
+def drawn(state: State, ask: Ask, kube_node: str) -> Ask:
+    """An ask for a node, with the MAGNETIC reservation that takes it in there, if there is one."""
+    view = state.views.get(kube_node)
+    if view is None:
+        return ask
+    end = end_of(ask, state.wall, state.settings.policy.plan_horizon_minutes)
+    name = drawn_into(ask, view, state.wall, end)
+    return ask if name == ask.reservation else msgspec.structs.replace(ask, reservation=name)
 
 
 def must_queue(state: State, ask: Ask) -> bool:
@@ -33,7 +47,9 @@ def must_queue(state: State, ask: Ask) -> bool:
 def ask_of(state: State, pod: PodRecord, job: SlurmJob) -> Ask:
     """What a claim was asked for; where policy would refuse it by now, as Slurm shows it."""
     ask = resolve(pod, state.settings.policy)
-    return honour(pod, state.settings.policy, job) if isinstance(ask, Refusal) else ask
+    if isinstance(ask, Refusal):
+        return honour(pod, state.settings.policy, job)
+    return ask if ask.reservation else msgspec.structs.replace(ask, reservation=job.reservation)
 
 
 def take(state: State, entry: Entry, claim: Claim) -> None:

@@ -66,7 +66,9 @@ def lay(
     for name in closed:
         spare.close(name)
     left = []
-    for pod, names in zip(pods, _nodes_for(state, uid, spare, pods), strict=True):
+    # The largest first: they have the least choice.
+    ways = list(zip(pods, _nodes_for(state, uid, spare, pods), strict=True))
+    for pod, names in sorted(ways, key=lambda way: -asked_gpus(way[0]).total):
         meant = [seats[pod.uid]] if pod.uid in seats else []
         if not any(_take(state, uid, job, pod, name, spare) for name in chain(meant, names)):
             left.append(pod)

@@ -156,6 +156,7 @@ class GangState:
     again is of no use. settled_at: last look.
     is_short: in Slurm's queue no longer time is asked for than it is renewed by.
     room_since: since when there is room in another domain than the one that it waits for.
+    in_order: its pods never wait all at once, and are told to go in parts.
     useless_at: when kube-scheduler could not use the node of the first of them.
     round: `Waiting.round` when it was laid last. together: UID of the first member that was let go.
     """
@@ -190,6 +191,7 @@ class GangState:
     room_since: float | None = None
     round: int = -1
     together: str = ""
+    in_order: bool = False
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ import numpy as np
 
 from slurmbridge.core import publish, shares
 from slurmbridge.core.places import switch_heights, topology
-from slurmbridge.core.room import Room, Wishes, useless_nodes, wishes_of
+from slurmbridge.core.room import Room, Wishes, look, useless_nodes, wishes_of
 from slurmbridge.core.state import State
 from slurmbridge.core.waiting import GangState
 from slurmbridge.pool import keys
@@ -25,7 +25,9 @@ from slurmbridge.pool.claim import Ask, ClaimId, GroupRequest, group_ref
 from slurmbridge.pool.hostlist import fold
 from slurmbridge.pool.index import ViewIndex
 from slurmbridge.pool.policy import Policy, resolve
+from slurmbridge.pool.reason import CODES, Reason
 from slurmbridge.pool.record import PodRecord
+from slurmbridge.pool.tasks import as_tasks
 from slurmbridge.topology.gang import Gang, Placement, Wish
 from slurmbridge.topology.index import Bools
 from slurmbridge.topology.pack import pack
@@ -44,9 +46,8 @@ def must_queue(state: State, members: list[PodRecord]) -> bool:
 def request_of(state: State, gang: GangState, members: list[PodRecord]) -> GroupRequest | None:
     """One claim for all members.
 
-    None: they want it now or not at all; it cannot be said in one job (members that ask for
-    different things, segments); it would never be granted; or it has room elsewhere and waits for a
-    while for a better place.
+    None: they want it now or not at all; it cannot be said in one job (`pool.tasks`, segments); it
+    would never be granted; or it has room elsewhere and waits for a while for a better place.
 
     Args:
         state: the state.
@@ -62,7 +63,6 @@ def request_of(state: State, gang: GangState, members: list[PodRecord]) -> Group
         or wishes.segment.pods
         or first is None
         or len(asks) < len(members)
-        or any(ask != first for ask in asks.values())
         or any(p.annotations.get(keys.MODE) == "immediate" for p in members)
         or state.snapshot is None
     ):
@@ -72,22 +72,28 @@ def request_of(state: State, gang: GangState, members: list[PodRecord]) -> Group
     limit = state.settings.climb_s if wish.climb_s is None else wish.climb_s
     climb = state.now - (gang.complete_at or state.now) > limit
     total = index.of_type(index.total, first.gpu.type)
-    if total is None:
+    if total is None or not len(total):
+        return None
+    tasks = as_tasks([asks[p.uid] for p in members], int(total.max()))
+    if tasks is None:
         return None
     if wish.mode == "preferred" and not climb:
         useless, _ = useless_nodes(state, members)
         anywhere = Room(state, index, members, asks, useless).pack(places, members, Wishes(), True)
         if isinstance(anywhere, Placement):
             return None
-    usable = _usable(state, index, members, first.gpu.count * len(members))
-    rooms = np.where(usable, total, 0).astype(np.int64)
-    sizes = Gang((first.gpu.count,) * len(members))
-    empty = pack(places, rooms, sizes, wish, climb=climb, candidates=usable)
+    if CODES[Reason.RESERVATION_DENIED] in look(state, first):
+        return None
+    usable = _usable(state, index, members, tasks.ask.gpu.count * tasks.number)
+    inside = usable & _inside(index, first)
+    rooms = np.where(inside, total, 0).astype(np.int64)
+    sizes = Gang((tasks.ask.gpu.count,) * tasks.number)
+    empty = pack(places, rooms, sizes, wish, climb=climb, candidates=inside)
     if not isinstance(empty, Placement):
         return None
     switches = constraint = ""
     if wish.mode == "required":
-        domains = _domains(state, index, rooms // first.gpu.count, len(members), wish)
+        domains = _domains(state, index, rooms // tasks.ask.gpu.count, tasks.number, wish)
         constraint = _constraint(state, index, [d & usable for d in domains])
         usable &= np.logical_or.reduce(domains) if constraint else domains[0]
     elif wish.mode == "preferred" and not climb and (count := _leaves(state, index, wish, empty)):
@@ -99,11 +105,19 @@ def request_of(state: State, gang: GangState, members: list[PodRecord]) -> Group
     if closed and not state.snapshot.config.may_exclude:
         return None  # Slurm might choose one of them
     return msgspec.structs.replace(
-        _request(state, gang, members, _enduring(state, gang, first)),
+        _request(state, gang, members, _enduring(state, gang, tasks.ask), tasks.number),
         exclude=fold(closed) if closed else "",
         switches=switches,
         constraint=constraint,
     )
+
+
+def _inside(index: ViewIndex, ask: Ask) -> Bools:
+    """Nodes of the reservation that an ask names; all where it names none that is known."""
+    numbers = [n for (name, _), n in index.reservations.items() if name == ask.reservation]
+    found = np.zeros(len(index), np.bool_)
+    found[index.windows.row[np.isin(index.windows.reservation, numbers)]] = True
+    return found if found.any() else ~found
 
 
 def claim_of(
@@ -136,18 +150,20 @@ def claim_of(
         now[state.slurm_of[kube_node]] += ask.gpu.count
     if len(set(now.values())) > 1:
         return None
-    request = _request(state, gang, members, first)
+    request = _request(state, gang, members, first, len(members))
     return msgspec.structs.replace(request, nodes=tuple(sorted(now))), dict(now)
 
 
-def _request(state: State, gang: GangState, members: list[PodRecord], ask: Ask) -> GroupRequest:
+def _request(
+    state: State, gang: GangState, members: list[PodRecord], ask: Ask, count: int
+) -> GroupRequest:
     """One claim for all members; where it is to be is not said yet."""
     group = members[0].group
     return GroupRequest(
         id=ClaimId(_policy(state).cluster, gang.uid, "group"),
         ref=group_ref(members[0].namespace, gang.key if group is None else group.name),
         ask=ask,
-        members=len(members),
+        members=count,
     )
 
 
@@ -182,8 +198,9 @@ def _policy(state: State) -> Policy:
 def _usable(state: State, index: ViewIndex, members: list[PodRecord], gpus: int) -> Bools:
     """Nodes that Kubernetes would let every member run on, whatever runs there now.
 
-    Those of a node group too that has all GPUs of the gang left for Kubernetes: Slurm knows no
-    ceiling of ours.
+    Not those where a pod runs that is set aside and has no claim: Slurm would give them to the gang
+    again and again, and each time they would be given back. Of a node group those only that has
+    all GPUs of the gang left for Kubernetes: Slurm knows no ceiling of ours.
     """
     fits = {pod.fit for pod in members}
     excluded = {
@@ -193,11 +210,13 @@ def _usable(state: State, index: ViewIndex, members: list[PodRecord], gpus: int)
         if until > state.now
     }
     usable = np.zeros(len(index), np.bool_)
+    aside = state.aside.pods.keys()
     for row, name in enumerate(index.names):
         node, view = state.kube_nodes.get(name), state.views[name]
-        room = shares.room(state, view.slurm_node)
+        room, ledger = shares.room(state, view.slurm_node), state.ledgers.get(view.slurm_node)
         usable[row] = (
             node is not None
+            and not (ledger is not None and aside and aside & set(ledger.uncovered))
             and view.agent
             and (room is None or room >= gpus)
             and name not in state.problems

@@ -171,11 +171,11 @@ class ClaimRequest(msgspec.Struct, frozen=True):
 class GroupRequest(msgspec.Struct, frozen=True):
     """One claim for a whole gang: `members` times what `ask` says, on nodes that Slurm chooses.
 
-    ask: of one member; all ask for the same. exclude: Slurm nodes that it must not get, as a host
-    list. switches: at most so many leaf switches, waited for so long (`1@2:00`, sbatch --switches).
-    constraint: alternatives of node features of which all nodes must have one (`[rackA|rackB]`).
-    nodes: these, as many members on each, now, at top priority; (): it waits for nodes of Slurm's
-    choice.
+    ask: of one member, as a rule; of one task, where members that differ share them (`pool.tasks`).
+    exclude: Slurm nodes that it must not get, as a host list. switches: at most so many leaf
+    switches, waited for so long (`1@2:00`, sbatch --switches). constraint: alternatives of node
+    features of which all nodes must have one (`[rackA|rackB]`). nodes: these, as many members on
+    each, now, at top priority; (): it waits for nodes of Slurm's choice.
     """
 
     id: ClaimId

@@ -36,6 +36,7 @@ LWS_SIZE: Final = "leaderworkerset.sigs.k8s.io/size"
 JOBSET_NAME: Final = "jobset.sigs.k8s.io/jobset-name"
 JOBSET_UID: Final = "jobset.sigs.k8s.io/jobset-uid"
 JOBSET_ATTEMPT: Final = "jobset.sigs.k8s.io/restart-attempt"
+JOBSET_PART: Final = "jobset.sigs.k8s.io/replicatedjob-name"
 JOBSET_GLOBAL: Final = "jobset.sigs.k8s.io/job-global-index"
 KUBEFLOW_NAME: Final = "training.kubeflow.org/job-name"
 KUBEFLOW_TYPE: Final = "training.kubeflow.org/replica-type"
@@ -50,19 +51,24 @@ class SizeFrom(msgspec.Struct, frozen=True):
     """The object that tells a group's size: API paths below the server's root, of one object.
 
     Of versions that follow each other, the newest first; a server has one of them.
+    part: of a JobSet, the replicated Job that is a group of its own; "": all of it is one.
     """
 
     paths: tuple[str, ...]
+    part: str = ""
 
 
 class GroupObject(msgspec.Struct, frozen=True):
     """What the object of a group tells. size: members that start together, all of them counted.
 
     made: Unix seconds of its creation; a pod that was bound before is of an earlier group.
+    in_order: a JobSet that makes one replicated Job only after another has started or ended: its
+    pods never wait all at once, and each replicated Job is a group.
     """
 
     size: int
     made: float | None = None
+    in_order: bool = False
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -124,7 +130,7 @@ def _named(
     rank = () if index is None else (index,)
     by = "" if owner is None else owner.uid
     if name := notes.get(keys.GROUP, ""):
-        return Group("own", namespace, name, by, rank=rank)
+        return Group("own", namespace, name, by, None, _of_job(namespace, owner), rank)
     group = raw.spec.scheduling_group
     if group is not None and group.pod_group_name:
         name = group.pod_group_name
@@ -150,7 +156,9 @@ def _named(
         made = f"{labels.get(JOBSET_UID, '')}.{labels.get(JOBSET_ATTEMPT, '0')}"
         job = _number(labels.get(JOBSET_GLOBAL, "")) or 0
         path = f"apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets/{name}"
-        return Group("jobset", namespace, name, made, None, SizeFrom((path,)), (job, *rank))
+        part = labels.get(JOBSET_PART, "") if keys.PART in notes else ""
+        which = f"{name}/{part}" if part else name
+        return Group("jobset", namespace, which, made, None, SizeFrom((path,), part), (job, *rank))
     if name := labels.get(KUBEFLOW_NAME, ""):
         role = (labels.get(KUBEFLOW_TYPE) or labels.get(KUBEFLOW_ROLE, "")).lower()
         if role == "launcher" and owner is not None and owner.kind == "Job":
@@ -164,31 +172,43 @@ def _named(
     return None
 
 
-def read_group(path: str, value: Any) -> GroupObject | None:
-    """What an object tells of its group; None: no size. path: one of its `SizeFrom`.
+def read_group(path: str, value: Any, part: str = "") -> GroupObject | None:
+    """What an object tells of its group; None: no size. path, part: as in its `SizeFrom`.
 
     PodGroup: `spec.minMember`, or `spec.schedulingPolicy.gang.minCount` of the built-in one.
-    JobSet: the pods of all its Jobs. Kubeflow: all replicas; of an MPIJob v2 its workers.
+    JobSet: the pods of all its Jobs, or of one replicated Job. Kubeflow: all replicas; of an MPIJob
+    v2 its workers. Job: as many as run at a time.
     """
     spec = value.get("spec") if isinstance(value, dict) else None
     if not isinstance(spec, dict):
         return None
     try:
-        size = _size(path, spec)
+        size = _size(path, spec, part)
         made = unix_time(value.get("metadata", {}).get("creationTimestamp"))
     except (TypeError, AttributeError, ValueError, LookupError):
         return None
-    return GroupObject(size, made) if size is not None and 1 <= size <= MAX_SIZE else None
+    if size is None or not 1 <= size <= MAX_SIZE:
+        return None
+    return GroupObject(size, made, path.startswith("apis/jobset.x-k8s.io/") and _in_order(spec))
 
 
-def _size(path: str, spec: dict[str, Any]) -> int | None:
+def _in_order(spec: dict[str, Any]) -> bool:
+    """Whether a JobSet makes its Jobs one after the other (`startupPolicy`, `dependsOn`)."""
+    policy = spec.get("startupPolicy")
+    order = policy.get("startupPolicyOrder") if isinstance(policy, dict) else None
+    return order == "InOrder" or any(job.get("dependsOn") for job in spec["replicatedJobs"])
+
+
+def _size(path: str, spec: dict[str, Any], part: str) -> int | None:
     if path.startswith("apis/scheduling.x-k8s.io/"):
         return int(spec.get("minMember", 0))
     if path.startswith("apis/scheduling.k8s.io/"):
         return int(spec.get("schedulingPolicy", {}).get("gang", {}).get("minCount", 0))
     if path.startswith("apis/jobset.x-k8s.io/"):
-        jobs = spec.get("replicatedJobs", [])
+        jobs = [j for j in spec["replicatedJobs"] if not part or j["name"] == part]
         return sum(int(j.get("replicas", 1)) * _pods_of_job(j["template"]["spec"]) for j in jobs)
+    if path.startswith("apis/batch/"):
+        return _pods_of_job(spec)
     for name, replicas in spec.items():
         if name.endswith("ReplicaSpecs"):
             roles = {"Worker"} if "/v2beta1/" in path else replicas.keys()
@@ -224,6 +244,14 @@ def _of_owner(namespace: str, owner: RawOwner | None) -> SizeFrom | None:
         return None  # whoever makes a pod writes its owner references, and this becomes a path
     path = f"apis/{owner.api_version}/namespaces/{namespace}/{_KUBEFLOW[owner.kind]}/{owner.name}"
     return SizeFrom((path,))
+
+
+def _of_job(namespace: str, owner: RawOwner | None) -> SizeFrom | None:
+    if owner is None or (owner.kind, owner.api_version) != ("Job", "batch/v1"):
+        return None
+    if not _OBJECT_RE.fullmatch(owner.name):
+        return None
+    return SizeFrom((f"apis/batch/v1/namespaces/{namespace}/jobs/{owner.name}",))
 
 
 def _number(text: str) -> int | None:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from slurmbridge.pool.reason import blocked_code
 from slurmbridge.pool.record import GpuCount, GpuRequest
-from slurmbridge.pool.view import HeldClaim, NodeView, View
+from slurmbridge.pool.view import HeldClaim, NodeView, Terms, View
 
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
@@ -30,6 +30,7 @@ Salts = npt.NDArray[np.uint32]
 
 FOREVER: Final = float("inf")
 NO_ROW: Final = -1
+MOST_RESERVATIONS: Final = 256
 INT32_MAX: Final = 2**31 - 1
 
 
@@ -37,13 +38,14 @@ class Windows(NamedTuple):
     """Reserved times of all nodes, flat.
 
     row: int32[W]. start, end: float64[W], Unix seconds, end inf where there is none.
-    reservation: int32[W], a number of `ViewIndex.reservations`.
+    reservation: int32[W], a number of `ViewIndex.reservations`. cpus: int64[W], see `Window`.
     """
 
     row: Ints
     start: Floats
     end: Floats
     reservation: Ints
+    cpus: Longs
 
 
 class Taken(NamedTuple):
@@ -63,8 +65,9 @@ class ViewIndex(msgspec.Struct, frozen=True, eq=False):
     cpus_free: int32[N]. memory_free: int64[N], MiB. claimed: int32[N], GPUs in claims of ours.
     blocked: int8[N], code of a `Reason`, 0 where Slurm may run new work.
     has_agent, has_native: bool[N]. plan_start: float64[N], inf where nothing is planned.
-    salt: uint32[N], a stable hash of the name. partitions: bool[N] by name, nodes that are in a
-    partition of Slurm, or of which that is not known; "": the latter alone.
+    salt: uint32[N], a stable hash of the name. reservations: numbered from 0 in their order.
+    partitions: bool[N] by name, nodes that are in a partition of Slurm, or of which that is not
+    known; "": the latter alone.
     """
 
     view: View
@@ -81,7 +84,7 @@ class ViewIndex(msgspec.Struct, frozen=True, eq=False):
     has_native: Bools
     plan_start: Floats
     windows: Windows
-    reservations: Mapping[str, int]
+    reservations: Mapping[tuple[str, Terms], int]
     salt: Salts
     partitions: Mapping[str, Bools]
 
@@ -169,7 +172,7 @@ def _compile(view: View) -> ViewIndex:
     for row, node in enumerate(nodes):
         _put_counts(free, row, node.free, type_row)
         _put_counts(total, row, node.total, type_row)
-    reservations: dict[str, int] = {}
+    reservations: dict[tuple[str, Terms], int] = {}
     return ViewIndex(
         view=view,
         names=names,
@@ -227,11 +230,14 @@ def _update(before: ViewIndex, view: View, changed: list[tuple[int, NodeView]]) 
     reservations = dict(before.reservations)
     stay = np.isin(before.windows.row, np.array([row for row, _ in changed]), invert=True)
     added = _flatten(changed, reservations)
+    if len(reservations) > MOST_RESERVATIONS + len(view.nodes):
+        return _compile(view)  # most of them are over
     windows = Windows(
         np.concatenate((before.windows.row[stay], added.row)),
         np.concatenate((before.windows.start[stay], added.start)),
         np.concatenate((before.windows.end[stay], added.end)),
         np.concatenate((before.windows.reservation[stay], added.reservation)),
+        np.concatenate((before.windows.cpus[stay], added.cpus)),
     )
     return msgspec.structs.replace(
         before,
@@ -258,24 +264,28 @@ def _put_counts(
         table[type_row[gpus.type], row] += gpus.count
 
 
-def _flatten(nodes: Iterable[tuple[int, NodeView]], reservations: dict[str, int]) -> Windows:
-    """All windows of some rows; names of reservations not seen before get the next number."""
+def _flatten(
+    nodes: Iterable[tuple[int, NodeView]], reservations: dict[tuple[str, Terms], int]
+) -> Windows:
+    """All windows of some rows; reservations not seen before get the next number."""
     flat = [
         (
             row,
             w.start,
             _or_forever(w.end),
-            reservations.setdefault(w.reservation, len(reservations)),
+            reservations.setdefault((w.reservation, w.terms), len(reservations)),
+            w.cpus,
         )
         for row, node in nodes
         for w in node.windows
     ]
-    rows, starts, ends, numbers = zip(*flat, strict=True) if flat else ((), (), (), ())
+    rows, starts, ends, numbers, cpus = zip(*flat, strict=True) if flat else ((),) * 5
     return Windows(
         np.array(rows, np.int32),
         np.array(starts, np.float64),
         np.array(ends, np.float64),
         np.array(numbers, np.int32),
+        np.array(cpus, np.int64),
     )
 
 

@@ -34,6 +34,8 @@ SHARE: Final = PREFIX + "share"
 """What of its gang's claim a pod is given, before it is bound: `<job id>/<Slurm node>/<GPUs>`."""
 TOGETHER: Final = PREFIX + "together"
 """On members of a gang that were let go together, and end together: the UID of the first."""
+PART: Final = PREFIX + "part"
+"""On pods of a JobSet that starts one replicated Job after the other: each of these is a gang."""
 WAKE: Final = PREFIX + "wake"
 """Changed on a waiting pod when it now fits: any change makes kube-scheduler try it again."""
 
@@ -70,4 +72,4 @@ USER_KEYS: Final = frozenset(
         MODE,
     }
 )
-OUR_KEYS: Final = frozenset({CLAIM, GPUS, REASON, SHARE, TOGETHER, WAKE, POOL})
+OUR_KEYS: Final = frozenset({CLAIM, GPUS, REASON, SHARE, TOGETHER, PART, WAKE, POOL})

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from slurmbridge.pool.record import Reservation, SlurmJob, SlurmNode
+from slurmbridge.pool.reserved import cpus_of, terms_of
 from slurmbridge.pool.view import Window
 
 PLANNED_ALONE_S = 600
@@ -72,17 +73,28 @@ def plan_start(
     return None
 
 
-def windows_by_node(reservations: Iterable[Reservation]) -> dict[str, tuple[Window, ...]]:
+def windows_by_node(
+    reservations: Iterable[Reservation],
+    nodes: Mapping[str, SlurmNode],
+    user: str = "",
+    *,
+    exact: bool = True,
+) -> dict[str, tuple[Window, ...]]:
     """The reserved times of each node, by start. Reservations without nodes reserve no node.
 
-    A reservation of a part of a node (cores, TRES) counts for the whole node: Slurm up to 24.11
-    holds all cores in practice, and which part is meant is not told per GPU. FLEX, MAGNETIC,
-    OVERLAP, IGNORE_JOBS and REPLACE change what jobs *inside* may do; to a pod outside they are
-    the same: not its place.
+    Args:
+        reservations: all of them.
+        nodes: all nodes; those that are not known are reserved as a whole.
+        user: the Slurm user of our claims, "" when its name is not known.
+        exact: see `reserved.terms_of`.
+
     """
     found: dict[str, list[Window]] = {}
     for reservation in reservations:
-        window = Window(reservation.name, reservation.start, reservation.end)
+        terms = terms_of(reservation, user, exact=exact)
+        cpus = cpus_of(reservation, nodes)
         for name in reservation.nodes:
+            part = cpus if cpus and cpus < nodes[name].cpus_total else 0
+            window = Window(reservation.name, reservation.start, reservation.end, terms, part)
             found.setdefault(name, []).append(window)
     return {name: tuple(sorted(ws, key=lambda w: w.start)) for name, ws in found.items()}

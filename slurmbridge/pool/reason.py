@@ -2,7 +2,8 @@
 
 A text goes into the pod's condition through kube-scheduler, which joins nodes of the same text
 (`12 slurmbridge: not enough free GPUs`) and tries a refused pod again whenever the text changes:
-so texts are short, the same for every node of a class, and hold no counter, no time and no name.
+so texts are short, the same for every node of a class, and hold no counter, no time and no name
+(but that of the reservation that the pod itself has named).
 The reason itself is the label in metrics and logs.
 """
 
@@ -41,6 +42,7 @@ class Reason(StrEnum):
     GPU_COUNT = "gpu_count"
     GPU_FAULT = "gpu_fault"
     OUTSIDE_PARTITION = "outside_partition"
+    RESERVATION_DENIED = "reservation_denied"
 
     @property
     def text(self) -> str:
@@ -84,6 +86,7 @@ ABOUT: Final[Mapping[Reason, About]] = {
     Reason.GPU_COUNT: About("slurmbridge: node has more GPUs in Kubernetes than in Slurm"),
     Reason.GPU_FAULT: About("slurmbridge: a free GPU of the node is faulty"),
     Reason.OUTSIDE_PARTITION: About("slurmbridge: not in the Slurm partition asked for"),
+    Reason.RESERVATION_DENIED: About("slurmbridge: may not use the Slurm reservation asked for"),
 }
 
 PASSES: Final = 0
@@ -94,6 +97,15 @@ CODES: Final[Mapping[Reason, int]] = {reason: code for code, reason in enumerate
 """The code of each reason, 1 <= code <= 127 (int8)."""
 TEXTS: Final[tuple[str, ...]] = ("", *(ABOUT[reason].text for reason in Reason))
 """The text of each code."""
+
+
+def texts_for(reservation: str) -> tuple[str, ...]:
+    """`TEXTS` for a pod that has named a reservation, with its name; "": as they are."""
+    if not reservation:
+        return TEXTS
+    named = {CODES[Reason.OUTSIDE_RESERVATION], CODES[Reason.RESERVATION_DENIED]}
+    return tuple(f"{t}: {reservation}" if code in named else t for code, t in enumerate(TEXTS))
+
 
 _BLOCKED: Final[Mapping[str, Reason]] = {
     "unknown to Slurm": Reason.UNKNOWN_NODE,

@@ -206,7 +206,8 @@ class SlurmConfig(msgspec.Struct, frozen=True):
 
     boot_time: start of the running slurmctld: a change means that claims of the last seconds
     may be lost (shared facts: state is saved every few seconds). told_at: Unix seconds by
-    slurmctld's clock when it said so; 0: not known.
+    slurmctld's clock when it said so; 0: not known. slurm_uid: of `slurm_user`. associations:
+    whether accounts are those of Slurm's database, one below another.
     """
 
     cluster: str
@@ -221,6 +222,8 @@ class SlurmConfig(msgspec.Struct, frozen=True):
     min_job_age_s: int = 300
     slurm_user: str = ""
     told_at: float = 0.0
+    slurm_uid: int | None = None
+    associations: bool = False
 
     @property
     def may_exclude(self) -> bool:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from slurmbridge.pool.claim import Ask
 from slurmbridge.pool.index import Bools, Ints, Longs, ViewIndex
+from slurmbridge.pool.reserved import standing
 
 MAX_SCORE: Final = 10
 """MaxExtenderPriority of k8s.io/kube-scheduler/extender/v1; larger values are not clamped."""
@@ -48,10 +49,11 @@ def rank(
 ) -> Longs:
     """How good each node is for a pod: int64[K], larger is better, all different in practice.
 
-    Compared in turn: in the hands of Kubernetes already (granularity node only); not wanted by a
-    plan or a reservation within the horizon after the pod's end; partly used; few GPUs left over;
-    `topology`; a hash of pod and node, so that pods and extenders that choose at the same moment
-    spread, and the same pod always chooses alike.
+    Compared in turn: in the hands of Kubernetes already (granularity node only); in a MAGNETIC
+    reservation that takes the pod in; not wanted by a plan or a reservation within the horizon
+    after the pod's end; partly used; few GPUs left over; `topology`; a hash of pod and node, so
+    that pods and extenders that choose at the same moment spread, and the same pod always chooses
+    alike.
 
     Args:
         ask, pod_uid, index, rows, now, horizon_minutes: as for `judge`.
@@ -69,7 +71,9 @@ def rank(
     key = np.zeros(len(rows), np.int64)
     if ask.exclusive_user:
         key |= index.claimed[rows] > 0
-    key = key << 1 | ~_soon(ask, index, rows, now, horizon_minutes)
+    drawn = standing(ask, index, now, end_of(ask, now, horizon_minutes)).drawn[rows]
+    key = key << 1 | drawn
+    key = key << 1 | (drawn | ~_soon(ask, index, rows, now, horizon_minutes))
     key = key << 1 | (free < total)
     key = key << 8 | (MAX_FIT - np.clip(free - ask.gpu.count, 0, MAX_FIT))
     key <<= 10

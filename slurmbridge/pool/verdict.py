@@ -36,8 +36,9 @@ from slurmbridge.pool.reason import (
     blocked_code,
 )
 from slurmbridge.pool.record import GpuCount
+from slurmbridge.pool.reserved import DENIED, NAMED, is_kept, is_usable, role, standing
 from slurmbridge.pool.score import end_of, rank, score
-from slurmbridge.pool.view import NodeView, Window
+from slurmbridge.pool.view import NodeView
 
 __all__ = [
     "ABOUT",
@@ -130,18 +131,19 @@ def _judge(
     if ask.partition:
         refuse(Reason.OUTSIDE_PARTITION, ~_in_partition(ask, index)[pick])
     end = end_of(ask, now, horizon_minutes)
-    reserved, inside = _reservations(ask, index, now, end)
+    stands = standing(ask, index, now, end)
     if ask.reservation:
-        refuse(Reason.OUTSIDE_RESERVATION, ~inside[pick])
+        refuse(Reason.RESERVATION_DENIED, stands.denied[pick])
+        refuse(Reason.OUTSIDE_RESERVATION, ~stands.inside[pick])
     if evicting:
         free = np.minimum(total, free + index.claimed[pick])
     refuse(Reason.GPU_BUSY, free < ask.gpu.count)
     if not evicting:
-        refuse(Reason.CPU_BUSY, index.cpus_free[pick] < ask.cpus)
+        refuse(Reason.CPU_BUSY, index.cpus_free[pick] - stands.cpus[pick] < ask.cpus)
         refuse(Reason.MEMORY_BUSY, index.memory_free[pick] < ask.memory_mib)
     if ask.exclusive_user:
         refuse(Reason.NATIVE_ON_NODE, index.has_native[pick])
-    refuse(Reason.RESERVED, reserved[pick])
+    refuse(Reason.RESERVED, stands.reserved[pick])
     refuse(Reason.PLANNED, index.plan_start[pick] < end)
     return codes
 
@@ -149,26 +151,6 @@ def _judge(
 def _in_partition(ask: Ask, index: ViewIndex) -> Bools:
     """bool[N]: not in another partition only than the one asked for."""
     return index.partitions.get(ask.partition, index.partitions[""])
-
-
-def _reservations(ask: Ask, index: ViewIndex, now: float, end: float) -> tuple[Bools, Bools]:
-    """bool[N] each: reserved for others before the pod would end; in the pod's own reservation.
-
-    Its own must be active, and hold the pod to its end unless the pod is renewed while it lives
-    (Slurm lets a job that started inside run past the end; the next reservation does not).
-    """
-    windows = index.windows
-    number = index.reservations.get(ask.reservation, -1) if ask.reservation else -1
-    own = windows.reservation == number
-    overlaps = (windows.start < end) & (windows.end > now)
-    reserved = np.zeros(len(index), np.bool_)
-    reserved[windows.row[overlaps & ~own]] = True
-    active = own & (windows.start <= now) & (windows.end > now)
-    if not ask.rolling:
-        active &= windows.end >= end
-    inside = np.zeros(len(index), np.bool_)
-    inside[windows.row[active]] = True
-    return reserved, inside
 
 
 def judge_one(ask: Ask, node: NodeView, policy: Policy, now: float) -> Reason | None:
@@ -185,20 +167,26 @@ def judge_one(ask: Ask, node: NodeView, policy: Policy, now: float) -> Reason | 
     if ask.partition and node.partitions and ask.partition not in node.partitions:
         return Reason.OUTSIDE_PARTITION
     end = end_of(ask, now, policy.plan_horizon_minutes)
-    if ask.reservation and not any(_is_inside(ask, w, now, end) for w in node.windows):
+    mine = [w for w in node.windows if ask.reservation and w.reservation == ask.reservation]
+    if any(
+        role(w.terms, w.reservation, ask) == DENIED and (w.end is None or w.end > now) for w in mine
+    ):
+        return Reason.RESERVATION_DENIED
+    if ask.reservation and not any(
+        role(w.terms, w.reservation, ask) == NAMED and is_usable(ask, w, now, end) for w in mine
+    ):
         return Reason.OUTSIDE_RESERVATION
+    kept = [w for w in node.windows if is_kept(ask, w, now, end)]
     if _count(node.free, ask.gpu.type) < ask.gpu.count:
         return Reason.GPU_BUSY
-    if node.cpus_free < ask.cpus:
+    if node.cpus_free - sum(w.cpus for w in kept) < ask.cpus:
         return Reason.CPU_BUSY
     if node.memory_free_mib < ask.memory_mib:
         return Reason.MEMORY_BUSY
     if ask.exclusive_user and node.native_jobs > 0:
         return Reason.NATIVE_ON_NODE
-    for window in node.windows:
-        is_own = ask.reservation and window.reservation == ask.reservation
-        if not is_own and window.start < end and (window.end is None or window.end > now):
-            return Reason.RESERVED
+    if any(not w.cpus for w in kept):
+        return Reason.RESERVED
     if node.plan_start is not None and node.plan_start < end:
         return Reason.PLANNED
     return None
@@ -206,9 +194,3 @@ def judge_one(ask: Ask, node: NodeView, policy: Policy, now: float) -> Reason | 
 
 def _count(counts: tuple[GpuCount, ...], gpu_type: str) -> int:
     return sum(g.count for g in counts if not gpu_type or g.type == gpu_type)
-
-
-def _is_inside(ask: Ask, window: Window, now: float, end: float) -> bool:
-    if window.reservation != ask.reservation or window.start > now:
-        return False
-    return window.end is None or (window.end > now and (ask.rolling or window.end >= end))

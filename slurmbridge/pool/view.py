@@ -16,12 +16,33 @@ from slurmbridge.pool.record import GpuCount
 _V = TypeVar("_V")
 
 
+class Terms(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Who may use a reservation, and how; read by `slurmbridge.pool.reserved`.
+
+    flex, magnetic, maint: flags of the reservation. user: whether the user of our claims may use
+    it; None: not known. accounts: those that may, with "-" before them those that may not; (): any.
+    exact: an account that is not named may not use it, even if it is below one that is.
+    """
+
+    flex: bool = False
+    magnetic: bool = False
+    maint: bool = False
+    user: bool | None = None
+    accounts: tuple[str, ...] = ()
+    exact: bool = True
+
+
 class Window(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A time in which a node is reserved in Slurm. end None: for ever. Unix seconds."""
+    """A time in which a node is reserved in Slurm. end None: for ever. Unix seconds.
+
+    cpus: so many CPUs of the node at most, 0: the whole node.
+    """
 
     reservation: str
     start: float
     end: float | None
+    terms: Terms = Terms()
+    cpus: int = 0
 
 
 class NodeView(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -174,6 +174,7 @@ def read_config(text: str, tz: tzinfo = UTC) -> SlurmConfig:
     if boot_time is None:
         raise ParseError(settings["BOOT_TIME"], "slurmctld does not say when it started")
     age = re.match(r"([0-9]{1,9})", settings.get("MinJobAge", ""))
+    uid = re.search(r"\(([0-9]{1,10})\)$", settings.get("SlurmUser", ""))
     defaults = SlurmConfig(cluster="", version="", boot_time=0.0)
     return SlurmConfig(
         cluster=settings["ClusterName"],
@@ -188,6 +189,8 @@ def read_config(text: str, tz: tzinfo = UTC) -> SlurmConfig:
         min_job_age_s=int(age.group(1)) if age else defaults.min_job_age_s,
         slurm_user=settings.get("SlurmUser", "").partition("(")[0],
         told_at=_told_at(text, tz),
+        slurm_uid=int(uid.group(1)) if uid else None,
+        associations="associations" in _list(settings.get("AccountingStorageEnforce", "").lower()),
     )
 
 

@@ -328,3 +328,17 @@ def test_soon_after_slurm_has_started_the_job_all_gates_are_off(pool: Cluster) -
     late_s = max(off.values()) - started
     print(f"the last gate is off {late_s:.2f} s after the start was seen")
     assert late_s < 10
+
+
+def test_a_gang_over_a_limit_waits_in_the_queue_told_why_until_the_limit_is_gone(
+    pool: Cluster,
+) -> None:
+    pool.slurm.run("scontrol", "update", "PartitionName=claims", "MaxTime=10")
+    try:
+        pool.kube.api.create_all(gang("l", 2, 8, **{keys.DURATION: "20m"}))
+        text = "(PartitionTimeLimit)"
+        wait_for("it says why", lambda: text in reason(pool, "l-0"), 30, 0.2)
+        assert not bound(pool)
+    finally:
+        pool.slurm.run("scontrol", "update", "PartitionName=claims", "MaxTime=INFINITE")
+    wait_for("all are bound", lambda: len(bound(pool, "l-")) == 2, 60)

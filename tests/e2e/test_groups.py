@@ -169,6 +169,48 @@ def test_a_jobset_counts_the_pods_of_all_its_jobs_also_those_without_gpus(
     assert (told["kind"], told["size"], told["withoutGpus"]) == ("jobset", 5, 1)
 
 
+def test_pods_of_a_job_that_name_a_group_are_counted_by_its_parallelism(
+    pool: Cluster, product: Product
+) -> None:
+    pool.kube.api.create(groups.job("pj", 3, 8, {keys.GROUP: "train"}))
+    nodes = wait_bound(pool, "pj-", 3)
+    assert len({rack_of(n) for n in nodes}) == 1
+    assert explain(product, bound(pool, "pj-")[0]["metadata"]["name"])["size"] == 3
+
+
+def test_each_replicated_job_of_a_jobset_that_starts_in_order_is_a_gang(
+    pool: Cluster, product: Product
+) -> None:
+    template = {"spec": {"parallelism": 2, "completions": 2}}
+    jobs = [{"name": name, "replicas": 1, "template": template} for name in ("data", "train")]
+    spec = {"startupPolicy": {"startupPolicyOrder": "InOrder"}, "replicatedJobs": jobs}
+    made = groups.make(pool.kube.api, groups.JOBSET, "io", spec)
+    first, second = groups.jobs_of_jobset(made, {"data": 8, "train": 8})
+    pool.kube.api.create(first)
+    wait_bound(pool, "io-data", 2)
+    pool.kube.api.create(second)
+    nodes = wait_bound(pool, "io-train", 2)
+    assert len({rack_of(n) for n in nodes}) == 1
+    told = explain(product, bound(pool, "io-train")[0]["metadata"]["name"])
+    assert (told["name"], told["size"]) == ("io/train", 2)
+    assert len(claims(pool)) == 2
+
+
+def test_where_not_all_that_came_fit_a_pod_group_starts_with_as_many_as_it_must(
+    pool: Cluster,
+) -> None:
+    nodes = [f"gpu{i:03}" for i in range(1, 11)]
+    busy = [submit(pool, "--gres=gpu:8", "--mem=100", f"--nodelist={n}")[0] for n in nodes]
+    wait_for("they run", lambda: pool.checker.sample().gpus_used == 80, 20)
+    groups.make(pool.kube.api, groups.COSCHEDULING, "mm", {"minMember": 2})
+    marks = {"scheduling.x-k8s.io/pod-group": "mm"}
+    pool.kube.api.create_all([pod(f"mm-{i}", gpus=8, labels=marks) for i in range(3)])
+    assert sorted(wait_bound(pool, "mm-", 2)) == ["gpu011", "gpu012"]
+    pool.slurm.run("scancel", str(busy[0]))
+    wait_bound(pool, "mm-", 3)
+    assert pool.checker.sample().violations == ()
+
+
 def test_a_leaderworkerset_is_one_gang_with_the_leader_first(
     pool: Cluster, product: Product
 ) -> None:

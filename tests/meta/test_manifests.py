@@ -301,6 +301,7 @@ BRIDGE = {
     ("scheduling.x-k8s.io", "podgroups", "get"),
     ("scheduling.k8s.io", "podgroups", "get"),
     ("jobset.x-k8s.io", "jobsets", "get"),
+    ("batch", "jobs", "get"),
     *(
         ("kubeflow.org", kind, "get")
         for kind in ("pytorchjobs", "tfjobs", "mpijobs", "xgboostjobs", "paddlejobs", "jaxjobs")

@@ -10,14 +10,27 @@ from slurmbridge.pool.claim import Ask
 from slurmbridge.pool.policy import Policy
 from slurmbridge.pool.record import GpuCount, GpuRequest
 from slurmbridge.pool.verdict import REASONS, Reason, compile_view, judge, judge_one
-from slurmbridge.pool.view import HeldClaim, NodeView, View, Window
+from slurmbridge.pool.view import HeldClaim, NodeView, Terms, View, Window
 
 NOW = 1_800_000_000.0
 KINDS = ("", "a100", "h100")
 
+terms = st.builds(
+    Terms,
+    flex=st.booleans(),
+    magnetic=st.booleans(),
+    user=st.sampled_from([True, True, False, None]),
+    accounts=st.sampled_from([(), (), ("phys",), ("-phys",), ("chem", "phys")]),
+    exact=st.booleans(),
+)
 moments = st.integers(-200, 200).map(lambda m: NOW + 60.0 * m)
 windows = st.builds(
-    Window, st.sampled_from(["r1", "r2", "r3"]), moments, st.none() | moments
+    Window,
+    st.sampled_from(["r1", "r2", "r3"]),
+    moments,
+    st.none() | moments,
+    st.just(Terms()) | terms,
+    st.sampled_from([0, 0, 0, 2, 4]),
 ).filter(lambda w: w.end is None or w.end > w.start)
 counts = st.dictionaries(st.sampled_from(KINDS), st.integers(0, 8), max_size=3).map(
     lambda d: tuple(GpuCount(k, n) for k, n in d.items())
@@ -46,6 +59,7 @@ asks = st.builds(
     minutes=st.integers(1, 200),
     rolling=st.booleans(),
     partition=st.sampled_from(["", "", "a", "b", "c"]),
+    account=st.sampled_from(["", "phys", "bio"]),
     reservation=st.sampled_from(["", "", "r1", "r2"]),
     exclusive_user=st.booleans(),
 )
@@ -53,6 +67,32 @@ asks = st.builds(
 
 def count_of(counted, kind):
     return sum(c.count for c in counted if not kind or c.type == kind)
+
+
+def may_use(w, ask):
+    t = w.terms
+    if t.user is False:
+        return "no"
+    answer = "yes" if t.user else "unknown"
+    if not t.accounts:
+        return answer
+    if t.accounts == ("-phys",):
+        if ask.account == "phys":
+            return "no"
+        return answer if ask.account and t.exact else "unknown"
+    if not ask.account:
+        return "unknown"
+    if ask.account in t.accounts:
+        return answer
+    return "no" if t.exact else "unknown"
+
+
+def takes(w, ask, now, end):
+    """Whether a pod may be in a reservation of its own that is not over."""
+    if w.terms.flex:
+        return True
+    is_renewed = ask.rolling and ask.reservation
+    return w.start <= now and (w.end is None or w.end >= end or bool(is_renewed))
 
 
 def oracle(ask, uid, name, view, horizon_minutes):
@@ -74,27 +114,34 @@ def oracle(ask, uid, name, view, horizon_minutes):
         return Reason.OUTSIDE_PARTITION
     minutes = max(ask.minutes, horizon_minutes) if ask.rolling else ask.minutes
     end = now + 60 * minutes
-    if ask.reservation and not any(
-        w.reservation == ask.reservation
-        and w.start <= now
-        and (w.end is None or (w.end > now and (ask.rolling or w.end >= end)))
-        for w in node.windows
-    ):
+    left = [w for w in node.windows if w.end is None or w.end > now]
+    named = [w for w in left if ask.reservation and w.reservation == ask.reservation]
+    if any(may_use(w, ask) == "no" for w in named):
+        return Reason.RESERVATION_DENIED
+    if ask.reservation and not any(takes(w, ask, now, end) for w in named):
         return Reason.OUTSIDE_RESERVATION
+    others = [
+        w
+        for w in left
+        if w not in named
+        and w.start < end
+        and not (
+            not ask.reservation
+            and w.terms.magnetic
+            and may_use(w, ask) == "yes"
+            and not w.cpus
+            and takes(w, ask, now, end)
+        )
+    ]
     if count_of(node.free, ask.gpu.type) < ask.gpu.count:
         return Reason.GPU_BUSY
-    if node.cpus_free < ask.cpus:
+    if node.cpus_free - sum(w.cpus for w in others) < ask.cpus:
         return Reason.CPU_BUSY
     if node.memory_free_mib < ask.memory_mib:
         return Reason.MEMORY_BUSY
     if ask.exclusive_user and node.native_jobs:
         return Reason.NATIVE_ON_NODE
-    if any(
-        not (ask.reservation and w.reservation == ask.reservation)
-        and w.start < end
-        and (w.end is None or w.end > now)
-        for w in node.windows
-    ):
+    if any(not w.cpus for w in others):
         return Reason.RESERVED
     if node.plan_start is not None and node.plan_start < end:
         return Reason.PLANNED

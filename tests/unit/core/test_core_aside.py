@@ -9,6 +9,7 @@ from slurmbridge.core import agents, aside, explain
 from slurmbridge.core import event as ev
 from slurmbridge.core import state as core_state
 from slurmbridge.core.machine import Machine
+from slurmbridge.pool import keys
 from slurmbridge.pool.claim import ClaimId, group_uid, write_comment
 from slurmbridge.pool.group import Group
 from slurmbridge.pool.noderecord import NodeReport
@@ -103,6 +104,16 @@ def test_while_it_has_no_claim_nothing_is_offered_beside_it(story):
     assert story.free("n1") == 0
     assert story.free("n2") == 8
     assert none(story.actions, act.Cover, act.Evict)
+
+
+def test_no_gang_waits_in_slurms_queue_for_its_node_while_it_has_no_claim(story):
+    story.slurm(make_job(900).on("n2", "0-7"), without=(10,))
+    story.pass_time(2)
+    for rank in range(2):
+        group = Group("own", "default", "g", size=2, rank=(rank,))
+        story.see(make_pod(f"g{rank}").gpus(4).but(gates=(keys.GATE,), group=group))
+    story.pass_time(4)
+    assert only(story.of(act.QueueGroup), act.QueueGroup).request.exclude == "n1"
 
 
 def test_it_is_told_once_and_shown(story):

@@ -217,3 +217,43 @@ def test_an_owner_that_nobody_could_have_made_leads_to_no_path(name, version):
     found = group_of(pod({"training.kubeflow.org/job-name": "t"}, owner=owner))
     assert found.size_from is None
     assert "size of the group is not known" in found.fault
+
+
+def test_the_pods_of_a_job_that_names_a_group_are_counted_by_the_job():
+    found = group_of(pod(notes={"group": "g"}, owner=OWNER))
+    assert (found.fault, found.size) == ("", None)
+    assert found.size_from.paths == ("apis/batch/v1/namespaces/d/jobs/j",)
+    spec = {"parallelism": 4, "completions": 3}
+    assert read_group(found.size_from.paths[0], {"spec": spec}).size == 3
+
+
+@pytest.mark.parametrize(
+    ("spec", "in_order"),
+    [
+        ({}, False),
+        ({"startupPolicy": {"startupPolicyOrder": "AnyOrder"}}, False),
+        ({"startupPolicy": {"startupPolicyOrder": "InOrder"}}, True),
+        ({"dependsOn": True}, True),
+    ],
+)
+def test_a_jobset_that_starts_in_order_says_so(spec, in_order):
+    depends = {"dependsOn": [{"name": "a", "status": "Ready"}]} if "dependsOn" in spec else {}
+    jobs = [
+        {"name": "a", "template": {"spec": {"parallelism": 2}}},
+        {"name": "b", "replicas": 3, "template": {"spec": {}}} | depends,
+    ]
+    path = "apis/jobset.x-k8s.io/v1alpha2/x"
+    value = {"spec": {"replicatedJobs": jobs} | spec}
+    assert read_group(path, value).in_order is in_order
+    assert [read_group(path, value, part).size for part in ("", "a", "b")] == [5, 2, 3]
+
+
+def test_a_pod_that_was_told_so_is_of_its_replicated_job():
+    labels = {
+        "jobset.sigs.k8s.io/jobset-name": "s",
+        "jobset.sigs.k8s.io/jobset-uid": "su",
+        "jobset.sigs.k8s.io/replicatedjob-name": "b",
+    }
+    found = group_of(pod(labels, {"part": "replicated-job"}, OWNER))
+    assert (found.name, found.size_from.part) == ("s/b", "b")
+    assert group_of(pod(labels, owner=OWNER)).name == "s"

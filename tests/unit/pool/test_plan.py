@@ -15,7 +15,7 @@ from slurmbridge.pool.policy import Policy
 from slurmbridge.pool.reason import Reason
 from slurmbridge.pool.record import Reservation
 from slurmbridge.pool.verdict import judge_one
-from slurmbridge.pool.view import Window
+from slurmbridge.pool.view import Terms, Window
 from tests.support.builders import T0, make_job, make_node, plain
 from tests.support.pool_view import NOW, make_ask
 from tests.support.pool_view import make_node as make_view_node
@@ -78,9 +78,10 @@ def test_reservations_are_windows_by_node_in_order_of_their_start():
     later = Reservation("r2", T0 + 100, T0 + 200, ("n1",))
     now = Reservation("r1", T0 - 10, None, ("n1", "n2"), frozenset({"FLEX"}))
     empty = Reservation("any", T0, T0 + 1, ())
-    assert windows_by_node((later, now, empty)) == {
-        "n1": (Window("r1", T0 - 10, None), Window("r2", T0 + 100, T0 + 200)),
-        "n2": (Window("r1", T0 - 10, None),),
+    flex, plain_terms = Terms(flex=True, user=True), Terms(user=True)
+    assert windows_by_node((later, now, empty), {}) == {
+        "n1": (Window("r1", T0 - 10, None, flex), Window("r2", T0 + 100, T0 + 200, plain_terms)),
+        "n2": (Window("r1", T0 - 10, None, flex),),
     }
 
 
@@ -90,7 +91,16 @@ def test_reservations_are_windows_by_node_in_order_of_their_start():
 def test_whatever_the_flags_of_a_reservation_a_pod_outside_ends_before_it(flag):
     """They say what jobs inside may do, when it starts for them, and which nodes it may swap."""
     soon = Reservation("r", NOW + 300, NOW + 7200, ("n1",), frozenset({flag}))
-    node = make_view_node("n1", windows=windows_by_node((soon,))["n1"])
+    node = make_view_node("n1", windows=windows_by_node((soon,), {})["n1"])
     ask = make_ask(1, minutes=60)
     assert judge_one(ask, node, Policy("c"), NOW) is Reason.RESERVED
     assert judge_one(make_ask(1, minutes=4), node, Policy("c"), NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("tres", "cpus"), [("cpu=8", 8), ("cpu=128", 0), ("cpu=8,gres/gpu=4", 0), ("", 0)]
+)
+def test_a_reservation_of_some_cores_leaves_the_others_and_one_with_gpus_does_not(tres, cpus):
+    nodes = {n: plain(make_node(n)) for n in ("n1", "n2")}
+    cores = Reservation("r", NOW, None, ("n1", "n2"), tres=tres)
+    assert {w.cpus for ws in windows_by_node((cores,), nodes).values() for w in ws} == {cpus}
