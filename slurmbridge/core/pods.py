@@ -93,7 +93,7 @@ def listed(state: State, pods: tuple[PodRecord, ...]) -> None:
         if pod.is_over or (not pod.node and uid not in state.book):
             vanish(state, pod, may_run=False)
         else:
-            state.missed.setdefault(uid, Missed())
+            state.missed.setdefault(uid, Missed()).listed = state.now
     state.waiting.others.clear()
     state.waiting.plain.clear()
     for pod in pods:
@@ -103,7 +103,7 @@ def listed(state: State, pods: tuple[PodRecord, ...]) -> None:
         if came_back and state.audited:
             cover.take_in_over(state, pod)
         if known is not None and _is_older(pod, known):
-            state.missed.setdefault(pod.uid, Missed())
+            state.missed.setdefault(pod.uid, Missed()).listed = state.now
     state.pods_listed = True
 
 
@@ -186,7 +186,10 @@ def on_looked(state: State, event: PodLooked) -> None:
         _went_back(state, known, pod)
         return
     if pod is not None:
+        missed = state.missed.get(event.uid)
         see(state, pod)
+        if missed is not None and missed.looked < missed.listed:
+            state.missed[event.uid] = missed  # the look is older than the list
         pod = state.pods.get(event.uid, pod if event.uid not in state.gone else None)
     elif event.uid in state.missed:
         _is_really_gone(state, event.uid)

@@ -205,10 +205,12 @@ class Gone(NamedTuple):
 class Missed:
     """A pod that a list did not show. looked: when the API server was last asked for it.
 
-    confirmed: a person has said that such pods are really gone.
+    listed: when the last such list came in. confirmed: a person has said that such pods are really
+    gone.
     """
 
     looked: float = float("-inf")
+    listed: float = 0.0
     confirmed: bool = False
 
 

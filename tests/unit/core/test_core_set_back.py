@@ -158,3 +158,14 @@ def test_a_pod_is_claimed_anew_beside_a_claim_that_is_kept_for_what_may_run(pod)
     story.slurm(make_claim_job(11, pod, "n2", "0-1"))
     assert {a.job_id for a in story.pass_time(5) if isinstance(a, act.End)} <= {10}
     assert story.entry(pod).job_id == 11
+
+
+def test_a_look_that_is_older_than_a_list_does_not_contradict_it(story, pod):
+    listed(story)
+    assert only(story.pass_time(1), act.LookPod).uid == "uid-a"
+    story.now += 1
+    listed(story)
+    story.handle(ev.PodLooked("uid-a", pod.obj))
+    assert only(story.pass_time(10), act.LookPod).uid == "uid-a"
+    story.handle(ev.PodLooked("uid-a", None))
+    assert story.phase(pod) == "lingering"
