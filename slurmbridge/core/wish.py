@@ -108,6 +108,7 @@ def request_of(state: State, gang: GangState, members: list[PodRecord]) -> Group
         _request(state, gang, members, _enduring(state, gang, tasks.ask), tasks.number),
         exclude=fold(closed) if closed else "",
         switches=switches,
+        least=len(np.unique(empty.rows)),
         constraint=constraint,
     )
 

@@ -173,9 +173,10 @@ class GroupRequest(msgspec.Struct, frozen=True):
 
     ask: of one member, as a rule; of one task, where members that differ share them (`pool.tasks`).
     exclude: Slurm nodes that it must not get, as a host list. switches: at most so many leaf
-    switches, waited for so long (`1@2:00`, sbatch --switches). constraint: alternatives of node
-    features of which all nodes must have one (`[rackA|rackB]`). nodes: these, as many members on
-    each, now, at top priority; (): it waits for nodes of Slurm's choice.
+    switches, waited for so long (`1@2:00`, sbatch --switches), on `least` nodes or more.
+    constraint: alternatives of node features of which all nodes must have one (`[rackA|rackB]`).
+    nodes: these, as many members on each, now, at top priority; (): it waits for nodes of Slurm's
+    choice.
     """
 
     id: ClaimId
@@ -184,6 +185,7 @@ class GroupRequest(msgspec.Struct, frozen=True):
     members: int
     exclude: str = ""
     switches: str = ""
+    least: int = 1
     constraint: str = ""
     nodes: tuple[str, ...] = ()
 

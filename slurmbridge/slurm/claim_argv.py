@@ -128,6 +128,10 @@ def _group_options(request: GroupRequest) -> list[str]:
         options.append(f"--exclude={_text('exclude', request.exclude, _HOSTS_RE)}")
     if request.switches:
         options.append(f"--switches={_text('switches', request.switches, _SWITCHES_RE)}")
+        # Without the number of nodes 22.05.8 waits for the switches in vain while nodes of two of
+        # them are free, though one would do (tried).
+        least = _number("nodes", request.least, 1, request.members)
+        options.append(f"--nodes={least}-{request.members}")
     if request.constraint:
         options.append(f"--constraint={_text('constraint', request.constraint, _FEATURES_RE)}")
     return options + _common(ask)

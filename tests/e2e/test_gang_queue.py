@@ -342,3 +342,25 @@ def test_a_gang_over_a_limit_waits_in_the_queue_told_why_until_the_limit_is_gone
     finally:
         pool.slurm.run("scontrol", "update", "PartitionName=claims", "MaxTime=INFINITE")
     wait_for("all are bound", lambda: len(bound(pool, "l-")) == 2, 60)
+
+
+def test_a_preferred_switch_is_waited_for_in_the_queue(cluster: ClusterFactory) -> None:
+    tree = (
+        "SwitchName=s1 Nodes=gpu[001-002]\nSwitchName=s2 Nodes=gpu[003-004]\n"
+        "SwitchName=top Switches=s[1-2]\n"
+    )
+    pool = cluster(SlurmConfig(nodes=4, bf_interval_s=1, topology=tree), scheduler=False)
+    with Product(pool):
+        busy = fill(pool, *pool.slurm.node_names)
+        wish = {keys.TOPOLOGY: "preferred:level0@5m", keys.DURATION: "20m"}
+        pool.kube.api.create_all(gang("w", 2, 8, **wish))
+        job = queued(pool, "w")
+        assert "Switches=1@00:05:00" in pool.slurm.run("scontrol", "show", "job", str(job))
+        pool.slurm.run("scancel", str(busy[1]), str(busy[2]))
+        wait_for("a node of each is free", lambda: pool.checker.sample().native_running == 2, 20)
+        time.sleep(4)  # several cycles of backfill
+        assert jobs_of_gangs(pool) == {job: "PENDING"}
+        pool.slurm.run("scancel", str(busy[0]))
+        wait_for("all are bound", lambda: len(bound(pool, "w-")) == 2, 30)
+        assert jobs_of_gangs(pool) == {job: "RUNNING gpu[001-002]"}
+        clear(pool)

@@ -36,7 +36,9 @@ def switches(wish, *, size, gpus=8, text=TREE, file=None):
     for pod in pods:
         story.see(pod)
     story.pass_time(4)
-    return only(story.of(act.QueueGroup), act.QueueGroup).request.switches
+    request = only(story.of(act.QueueGroup), act.QueueGroup).request
+    assert request.least == -(-size * gpus // 8)
+    return request.switches
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,7 @@ GANG = GroupRequest(
     members=5,
     exclude="gpu[001-003],x1",
     switches="1@2:00",
+    least=2,
     constraint="[rackA|rackB]",
 )
 
@@ -155,6 +156,7 @@ def test_a_gang_is_one_job_with_a_task_for_each_member_and_waits_at_its_own_prio
         "--qos=high",
         "--exclude=gpu[001-003],x1",
         "--switches=1@2:00",
+        "--nodes=2-5",
         "--constraint=[rackA|rackB]",
         "--comment=slurmbridge/1 cluster=prod-1 group=g-7 ref=team/train",
     } <= set(argv)
