@@ -26,6 +26,7 @@ from slurmbridge.core.evidence import is_outdated, others_on
 from slurmbridge.core.settle import drawn, must_queue, request_for
 from slurmbridge.core.state import Entry, Phase, State, asked_gpus
 from slurmbridge.pool.claim import Ask
+from slurmbridge.pool.group import OWN
 from slurmbridge.pool.policy import Refusal, resolve
 from slurmbridge.pool.reason import CODES, Reason, texts_for
 from slurmbridge.pool.record import GpuUse, PodRecord
@@ -99,7 +100,10 @@ def _decide(state: State, event: ClaimAsked, pod: PodRecord) -> None:
     if entry is not None:
         _again(state, event, entry)
         return
-    if not pod.node and planned.goes_with_gang(state, pod):
+    # A group by our annotation is always planned, as the extender's filter has it: without a gate
+    # too, and before its other members are known here.
+    is_own = pod.group is not None and pod.group.kind == OWN
+    if not pod.node and (is_own or planned.goes_with_gang(state, pod)):
         state.waiting.consider.add(pod.uid)
         answer.no(state, event.op, Reason.NO_PLAN, "its gang waits for its claims")
         return

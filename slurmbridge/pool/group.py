@@ -23,6 +23,9 @@ from slurmbridge.pool.raw import RawOwner, RawPod, unix_time
 
 MAX_SIZE: Final = 10_000
 
+OWN: Final = "own"
+"""Kind of a group that is named by our annotation."""
+
 POD_GROUP_VERSIONS: Final = ("v1beta1", "v1alpha2")
 """Of the built-in PodGroup: Kubernetes 1.37, and 1.36."""
 POD_GROUP: Final = "scheduling.x-k8s.io/pod-group"
@@ -130,7 +133,7 @@ def _named(
     rank = () if index is None else (index,)
     by = "" if owner is None else owner.uid
     if name := notes.get(keys.GROUP, ""):
-        return Group("own", namespace, name, by, None, _of_job(namespace, owner), rank)
+        return Group(OWN, namespace, name, by, None, _of_job(namespace, owner), rank)
     group = raw.spec.scheduling_group
     if group is not None and group.pod_group_name:
         name = group.pod_group_name

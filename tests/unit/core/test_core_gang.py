@@ -232,3 +232,18 @@ def test_members_without_ranks_come_in_the_order_of_the_numbers_in_their_names()
     pods = [make_pod(n).gpus(8).but(gates=(keys.GATE,), group=made) for n in names]
     nodes = asked(pool(*pods).actions)
     assert [nodes[f"uid-{n}"] for n in ("a-2", "w-1", "w-9", "w-10")] == ["n1", "n2", "n3", "n4"]
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_a_member_without_our_gate_gets_no_claim_alone_before_its_mates_are_known(is_seen):
+    story = pool()
+    one = member(0).but(gates=())
+    if is_seen:
+        story.see(one)
+        told = story.ask(one, "n1")
+    else:
+        only(story.ask(one, "n1"), act.LookPod)
+        told = story.handle(ev.PodLooked("uid-g0", plain(one)))
+    assert only(told, act.Reply).reason == "no_plan"
+    assert asked(told) == {}
+    assert set(asked(story.see(member(1)))) == {"uid-g0", "uid-g1"}
