@@ -34,7 +34,7 @@ demo: venv ## watch a real kube-scheduler and a real Slurm share GPUs
 	@$(BIN)/python -m demo
 
 test: venv ## all tests on real Slurm, Kubernetes and nodes (as root; 40 min on two cores); those on a GPU: test-gpu
-	@$(PYTEST) -n 2 --dist loadgroup --no-loadscope-reorder --ignore=tests/gpu $(ARGS)
+	@$(PYTEST) -n 2 --ignore=tests/gpu $(ARGS)
 
 test-unit: venv ## unit, property and contract tests only (about a minute)
 	@$(PYTEST) tests/unit tests/property tests/contract $(ARGS)
