@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import grpc
+
 from tests.support import binaries
 from tests.support.keeper import Keeper, keeps
 from tests.support.node_image import IMAGE, image_archive
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 STATE = "/var/lib/kubelet"
 """Where the kubelet of every node believes its state to be."""
+CRI_VERSION = "/runtime.v1.RuntimeService/Version"
 CGROUPS = Path("/sys/fs/cgroup")
 _numbers = itertools.count(1)
 
@@ -228,12 +231,21 @@ class RealNode:
     # Parts
 
     def start_containerd(self, timeout_s: float = 30.0) -> None:
-        """Start containerd and wait until it answers."""
+        """Start containerd and wait until a kubelet could use it.
+
+        Its other services answer earlier: at first the runtime looks at the containers of before, and
+        a kubelet that starts meanwhile ends.
+        """
         self._start("containerd", ["containerd", "-c", str(self.dir / "containerd.toml")])
 
         def answers() -> bool:
-            argv = ["ctr", "-a", self._containerd, "version"]
-            return subprocess.run(argv, capture_output=True, check=False).returncode == 0
+            with grpc.insecure_channel(f"unix://{self._containerd}") as channel:
+                ask = channel.unary_unary(CRI_VERSION)  # an empty message either way
+                try:
+                    ask(b"", timeout=1)
+                except grpc.RpcError:
+                    return False
+            return True
 
         self._wait_for("containerd answers", answers, timeout_s, "containerd")
 
