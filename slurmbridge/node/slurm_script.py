@@ -687,6 +687,9 @@ def was_told(job_id: str, path: str, before: int) -> bool:
         if revoked(path, job_id) not in (0, before):
             return True
         time.sleep(0.02)
+    if not entries(path):
+        say(f"not known when slurmd hears of it: {path} cannot be read, or is of another Slurm")
+        return True
     say(f"slurmd was not told in {TOLD_S:g} s that the job was taken back", syslog.LOG_ERR)
     # It may have been told before the Prolog looked first.
     return before != 0
@@ -713,21 +716,27 @@ _REVOKED = struct.Struct(">Iqqq")
 
 def revoked(path: str, job_id: str) -> int:
     """When slurmd was told last to end a job, Unix seconds; 0: it was not, or nobody can say."""
+    wanted = int(job_id).to_bytes(4, "big")
+    return max((told for number, told in entries(path) if number == wanted), default=0)
+
+
+def entries(path: str) -> list[tuple[bytes, int]]:
+    """Job ids (4 bytes) in slurmd's file, and when it was told to end each (0: not); [] if unread.
+
+    Whatever stands before and after the jobs, or between them in a later Slurm: an entry is known
+    by its times.
+    """
     try:
         with open(path, "rb") as file:
             body = file.read()
     except OSError:
-        return 0
-    wanted = int(job_id).to_bytes(4, "big")
-    at = body.find(wanted)
-    last = 0
-    while 0 <= at <= len(body) - _REVOKED.size:
-        _, told, seen, _ = _REVOKED.unpack_from(body, at)
-        # Whatever stands before and after the jobs: an entry is known by its times.
-        if all(1 << 30 < moment < 1 << 33 for moment in (told, seen)):
-            last = max(last, told)
-        at = body.find(wanted, at + 1)
-    return last
+        return []
+    found = []
+    for at in range(len(body) - _REVOKED.size + 1):
+        _, told, seen, last = _REVOKED.unpack_from(body, at)
+        if all(1 << 30 < moment < 1 << 33 for moment in (told or seen, seen, last)):
+            found.append((body[at : at + 4], told))
+    return found
 
 
 def main_epilog() -> int:

@@ -119,6 +119,17 @@ def test_a_job_is_taken_back_once_slurmd_was_told_so(
     assert script.was_told("7", str(path), before) is expected
 
 
+@pytest.mark.parametrize(
+    "body", [None, b"", b"\0" * 64, b"a later Slurm writes something else here"]
+)
+def test_a_file_that_is_not_understood_drains_no_node(tmp_path, monkeypatch, body):
+    monkeypatch.setattr(script, "TOLD_S", 0.1)
+    path = tmp_path / "cred_state"
+    if body is not None:
+        path.write_bytes(body)
+    assert script.was_told("7", str(path), 0)
+
+
 def test_where_slurmds_file_is_not_known_a_pause_has_to_do(monkeypatch):
     pauses = []
     monkeypatch.setattr(time, "sleep", pauses.append)
