@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["cluster", "kube_cluster", "slurm_cluster"]
 
-REAL_NODES = ("tests/node", "tests/e2e/test_chaos.py")
+REAL_NODES = ("tests/node",)
 HOLLOW_NODES = ("tests/e2e", "tests/integration", "tests/meta", "tests/perf")
 """In the order in which they run: what compares rates comes last, when the other process has
 ended."""

@@ -161,7 +161,9 @@ def test_a_planned_native_job_keeps_its_start_while_short_pods_run_before_it(
         [pod(f"gap{i}", gpus=1, annotations=short, run_s=3) for i in range(300)]
     )
     wait_for("all 300 ran in the gaps", lambda: len(_given_nodes(pool, "gap")) == 300, 55, 0.3)
-    assert "planned for a pending Slurm job" in condition(pool, "endless")
+    wait_for(
+        "it is told so", lambda: "planned for a pending Slurm job" in condition(pool, "endless"), 30
+    )
     assert not is_bound(pool, "endless")
     assert not is_bound(pool, "too-long")
 

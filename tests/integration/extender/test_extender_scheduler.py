@@ -90,7 +90,7 @@ class Play:
         """Publish, and wait until the extender sees it."""
         wanted = f"slurmbridge_extender_view_generation {self.publish(**blocked).generation}.0"
         url = f"http://127.0.0.1:{self.process.admin_port}/metrics"
-        async with asyncio.timeout(10), aiohttp.ClientSession() as session:
+        async with asyncio.timeout(30), aiohttp.ClientSession() as session:
             while True:
                 async with session.get(url) as reply:
                     if wanted in await reply.text():
