@@ -20,10 +20,16 @@ if TYPE_CHECKING:
 
 __all__ = ["cluster", "kube_cluster", "slurm_cluster"]
 
-REAL_NODES = ("tests/node",)
-HOLLOW_NODES = ("tests/e2e", "tests/integration", "tests/meta", "tests/perf")
-"""In the order in which they run: what compares rates comes last, when the other process has
-ended."""
+PLACES = {
+    "tests/node": "real nodes",
+    "tests/e2e": "hollow nodes",
+    "tests/integration": "hollow nodes",
+    "tests/meta": "hollow nodes",
+    "tests/perf": "hollow nodes",
+    "tests/e2e/test_chaos.py": "hollow nodes",
+}
+"""Groups of tests, in the order in which they run: what compares rates, or judges how long things
+take, comes last, when the other process has ended."""
 
 
 class Groups(LoadScopeScheduling):
@@ -47,10 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _turn(nodeid: str) -> tuple[int, str]:
     """When a test runs, and its group."""
     path = PurePosixPath(nodeid.partition("::")[0])
-    turn = 0
-    for group, places in (("real nodes", REAL_NODES), ("hollow nodes", HOLLOW_NODES)):
-        for place in places:
-            if path.is_relative_to(place):
-                return turn, group
-            turn += 1
-    return turn, str(path)
+    place = max((p for p in PLACES if path.is_relative_to(p)), key=len, default="")
+    if not place:
+        return len(PLACES), str(path)
+    return list(PLACES).index(place), PLACES[place]
