@@ -282,15 +282,26 @@ def test_native_jobs_on_the_gpus_of_claims_that_slurmctld_forgot_are_fenced_by_t
     assert pool.overlaps()[found:] == []
 
 
-def test_a_native_job_on_a_pods_gpus_drains_the_node_where_the_site_says_so(whole):
-    """The same fence with `on_busy: drain`: nothing runs, and a person must look."""
-    pool = whole
+def pod_that_lost_its_claim(pool, gpus):
+    """A pod that runs on and minds no SIGTERM, while Slurm has its GPUs back."""
     name = unique("covered")
-    body = pool.pod(name, 2, ignore_term=True)
+    body = pool.pod(name, gpus, ignore_term=True)
     placed = []
     wait(lambda: placed.append(pool.place(body, NODE)) or placed[-1], 30, "room")
     pool.wait_running(name)
     pool.without_epilog(lambda: pool.slurm.run("scancel", str(placed[-1].job_id)))
+    return placed[-1]
+
+
+def end_pod(pool, pod):
+    pool.delete(pod.name, grace_s=0)
+    wait(lambda: not pool.pod_pids(NODE, pod.uid), 30, "pod ends")
+
+
+def test_a_native_job_on_a_pods_gpus_drains_the_node_where_the_site_says_so(whole):
+    """The same fence with `on_busy: drain`: nothing runs, and a person must look."""
+    pool = whole
+    pod = pod_that_lost_its_claim(pool, 2)
     state = lambda: pool.slurm.run("scontrol", "show", "node", "-o", NODE)  # noqa: E731
     with pool.other_hooks(NODE, on_busy="drain", prolog_wait_s=0.2):
         job = pool.native(pool.gpus, node=NODE, run_s=0.2)
@@ -298,10 +309,9 @@ def test_a_native_job_on_a_pods_gpus_drains_the_node_where_the_site_says_so(whol
     assert f"Reason=slurmbridge-node: GPU 0,1,2,3,4,5,6,7 given to job {job}: pod " in state()
     wait(lambda: pool.job_state(job) != "RUNNING", 20, "the job does not run")
     assert not (pool.marks / "start" / f"job-{job}").exists()
-    assert pool.pod_pids(NODE, placed[-1].uid)
+    assert pool.pod_pids(NODE, pod.uid)
     pool.slurm.run("scancel", str(job))
-    pool.delete(name, grace_s=0)
-    wait(lambda: not pool.pod_pids(NODE, placed[-1].uid), 30, "pod ends")
+    end_pod(pool, pod)
     pool.slurm.run("scontrol", "update", f"NodeName={NODE}", "State=RESUME")
     wait(lambda: "DRAIN" not in state(), 20, "resumed", state)
 
@@ -310,12 +320,7 @@ def test_a_job_that_is_taken_back_does_not_start_however_late_slurmd_hears_of_it
     """slurmctld's word to slurmd is on its way while the Prolog ends."""
     pool = whole
     found = len(pool.overlaps())
-    name = unique("covered")
-    body = pool.pod(name, GPUS, ignore_term=True)
-    placed = []
-    wait(lambda: placed.append(pool.place(body, NODE)) or placed[-1], 30, "room")
-    pool.wait_running(name)
-    pool.without_epilog(lambda: pool.slurm.run("scancel", str(placed[-1].job_id)))
+    pod = pod_that_lost_its_claim(pool, GPUS)
     asked = handovers(pool)
     with pool.other_hooks(NODE, prolog_wait_s=2.0):
         job = pool.native(pool.gpus, node=NODE, run_s=5.0)
@@ -332,22 +337,16 @@ def test_a_job_that_is_taken_back_does_not_start_however_late_slurmd_hears_of_it
     assert not (pool.marks / "start" / f"job-{job}").exists()
     assert pool.overlaps()[found:] == []
     assert "drain" not in pool.slurm.run("sinfo", "-h", "-n", NODE, "-o", "%T")
-    assert pool.pod_pids(NODE, placed[-1].uid)
+    assert pool.pod_pids(NODE, pod.uid)
     pool.slurm.run("scancel", str(job))
-    pool.delete(name, grace_s=0)
-    wait(lambda: not pool.pod_pids(NODE, placed[-1].uid), 30, "pod ends")
+    end_pod(pool, pod)
 
 
 def test_an_interactive_job_on_a_pods_gpus_is_cancelled_before_its_task_runs(whole):
     """A job that cannot be requeued, and a claim that Slurm has lost: the same fence."""
     pool = whole
-    name = unique("covered")
-    body = pool.pod(name, GPUS, ignore_term=True)
-    placed = []
-    wait(lambda: placed.append(pool.place(body, NODE)) or placed[-1], 30, "room")
-    pool.wait_running(name)
-    pool.without_epilog(lambda: pool.slurm.run("scancel", str(placed[-1].job_id)))
-    mark = pool.marks / f"ran-{name}"
+    pod = pod_that_lost_its_claim(pool, GPUS)
+    mark = pool.marks / f"ran-{pod.name}"
     done = pool.slurm.run_raw(
         *("srun", "-p", "main", "-w", NODE, "--mem=100", f"--gres=gpu:{GPUS}"),
         *("touch", str(mark)),
@@ -355,6 +354,5 @@ def test_an_interactive_job_on_a_pods_gpus_is_cancelled_before_its_task_runs(who
     assert "aborted before step completely launched" in done.stderr
     assert not mark.exists()
     assert "drain" not in pool.slurm.run("sinfo", "-h", "-n", NODE, "-o", "%T")
-    assert pool.pod_pids(NODE, placed[-1].uid)
-    pool.delete(name, grace_s=0)
-    wait(lambda: not pool.pod_pids(NODE, placed[-1].uid), 30, "pod ends")
+    assert pool.pod_pids(NODE, pod.uid)
+    end_pod(pool, pod)

@@ -12,16 +12,6 @@ from tests.support.builders import T0, Story, make_claim_job, make_pod, make_sna
 HOUR = 3600.0
 
 
-@pytest.fixture
-def pod():
-    return make_pod("a").gpus(2)
-
-
-@pytest.fixture
-def story(pod):
-    return Story("n1", "n2").start(pod).run(pod, 10, "n1", "0-1").forget()
-
-
 def step(story: Story, seconds: float) -> None:
     """The host's clock is set; the steady one goes on."""
     story.machine.handle(ev.Ticked(), story.now, seconds)

@@ -10,16 +10,6 @@ from slurmbridge.core import evict
 from tests.support.builders import Story, make_claim_job, make_pod, none, only, use
 
 
-@pytest.fixture
-def pod():
-    return make_pod("a").gpus(2)
-
-
-@pytest.fixture
-def story(pod):
-    return Story("n1", "n2").start(pod).run(pod, 10, "n1", "0-1").forget()
-
-
 def moved(story, job):
     """A reading and a second look show the claim like that."""
     story.slurm(job)

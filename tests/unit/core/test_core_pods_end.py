@@ -18,16 +18,6 @@ from tests.support.builders import (
 )
 
 
-@pytest.fixture
-def pod():
-    return make_pod("a").gpus(2)
-
-
-@pytest.fixture
-def story(pod):
-    return Story("n1", "n2").start(pod).run(pod, 10, "n1", "0-1").forget()
-
-
 @pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
 def test_e12_a_pod_that_is_over_gives_its_claim_back_at_once(story, pod, phase):
     assert only(story.see(pod.over(phase)), act.End).job_id == 10

@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from slurmbridge.core import action as act
 from slurmbridge.core import event as ev
 from tests.support.builders import Story, make_claim_job, make_pod, none, only, plain
-
-
-@pytest.fixture
-def pod():
-    return make_pod("a").gpus(2)
-
-
-@pytest.fixture
-def story(pod):
-    return Story("n1", "n2").start(pod).run(pod, 10, "n1", "0-1").forget()
 
 
 def before(pod):
