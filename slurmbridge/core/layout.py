@@ -16,7 +16,7 @@ import numpy as np
 from slurmbridge.core import publish
 from slurmbridge.core.action import LogPlan
 from slurmbridge.core.places import topology
-from slurmbridge.core.room import Room, Wishes, look, useless_nodes, wishes_of
+from slurmbridge.core.room import Room, Wishes, kept_for, look, useless_nodes, wishes_of
 from slurmbridge.core.state import State
 from slurmbridge.core.waiting import GangState
 from slurmbridge.pool import keys
@@ -24,8 +24,6 @@ from slurmbridge.pool.claim import Ask
 from slurmbridge.pool.index import ViewIndex
 from slurmbridge.pool.reason import REASONS, Reason
 from slurmbridge.pool.record import PodRecord
-from slurmbridge.pool.reserved import keepers
-from slurmbridge.pool.score import end_of
 from slurmbridge.topology.beside import place_beside
 from slurmbridge.topology.gang import Placement, Refusal, Wish
 from slurmbridge.topology.index import Bools, TopologyIndex
@@ -135,9 +133,7 @@ def why_kept(state: State, asks: Iterable[Ask]) -> str:
         elif codes == {Reason.OUTSIDE_RESERVATION}:
             words.append(f"no node is open to it in the reservation {ask.reservation}")
         elif Reason.RESERVED in codes:
-            end = end_of(ask, state.wall, state.settings.policy.plan_horizon_minutes)
-            names = keepers(ask, state.views.values(), state.wall, end)
-            words.append(f"nodes are reserved in Slurm ({', '.join(names)})")
+            words.append(f"nodes are reserved in Slurm ({kept_for(state, ask)})")
     return "".join(f"; {text}" for text in dict.fromkeys(words))[:MOST_KEPT]
 
 

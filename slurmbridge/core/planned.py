@@ -15,6 +15,7 @@ import numpy as np
 from slurmbridge.core import gang, lift, publish, release, together, turn
 from slurmbridge.core.action import Allocate, AnnotatePod, Queue
 from slurmbridge.core.places import topology
+from slurmbridge.core.room import kept_for, look
 from slurmbridge.core.settle import drawn, must_queue, request_for
 from slurmbridge.core.state import Entry, Phase, State, asked_gpus
 from slurmbridge.core.waiting import ABOUT_ASK, Bucket, Like, Turn, pause_after
@@ -25,8 +26,7 @@ from slurmbridge.pool.nodefit import NodeFit
 from slurmbridge.pool.policy import Refusal, resolve
 from slurmbridge.pool.reason import CODES, REASONS, Reason, texts_for
 from slurmbridge.pool.record import PodRecord
-from slurmbridge.pool.reserved import keepers
-from slurmbridge.pool.verdict import PASSES, end_of, judge, judge_one, rank
+from slurmbridge.pool.verdict import PASSES, judge_one, rank
 from slurmbridge.topology.score import topology_key
 
 LOOK_AGAIN_S = 10.0
@@ -340,9 +340,8 @@ def _look(state: State, bucket: Bucket) -> list[str]:
         return []
     index = publish.index(state)
     horizon = state.settings.policy.plan_horizon_minutes
-    rows = np.arange(len(index), dtype=np.int32)
-    codes = judge(ask, "", index, rows, state.wall, horizon_minutes=horizon)
-    fits = rows[codes == PASSES]
+    codes = look(state, ask)
+    fits = np.flatnonzero(codes == PASSES).astype(np.int32)
     if len(fits):
         broken = topology_key(topology(state, index), index.free[0], index.total[0])
         ranks = rank(
@@ -363,10 +362,7 @@ def _look(state: State, bucket: Bucket) -> list[str]:
 
 def _kept(state: State, ask: Ask, reason: Reason) -> str:
     """For whom the nodes are reserved, as the end of a reason."""
-    if reason is not Reason.RESERVED:
-        return ""
-    end = end_of(ask, state.wall, state.settings.policy.plan_horizon_minutes)
-    return f" ({', '.join(keepers(ask, state.views.values(), state.wall, end))})"
+    return f" ({kept_for(state, ask)})" if reason is Reason.RESERVED else ""
 
 
 def _offers(state: State, kube_node: str, fit: NodeFit) -> bool:

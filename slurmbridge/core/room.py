@@ -18,6 +18,8 @@ from slurmbridge.pool.index import Codes, ViewIndex
 from slurmbridge.pool.index import Ints as Counts
 from slurmbridge.pool.nodefit import NodeFit
 from slurmbridge.pool.record import PodRecord
+from slurmbridge.pool.reserved import keepers
+from slurmbridge.pool.score import end_of
 from slurmbridge.pool.verdict import PASSES, judge
 from slurmbridge.topology.gang import (
     Gang,
@@ -197,6 +199,12 @@ def look(state: State, ask: Ask) -> Codes:
     rows = np.arange(len(index), dtype=np.int32)
     horizon = state.settings.policy.plan_horizon_minutes
     return judge(ask, "", index, rows, state.wall, horizon_minutes=horizon)
+
+
+def kept_for(state: State, ask: Ask) -> str:
+    """Names of the reservations that keep a pod off some nodes, as a list to read."""
+    end = end_of(ask, state.wall, state.settings.policy.plan_horizon_minutes)
+    return ", ".join(keepers(ask, state.views.values(), state.wall, end))
 
 
 def _open_nodes(state: State, index: ViewIndex, kind: Kind, asks: Sequence[Ask]) -> Bools:
