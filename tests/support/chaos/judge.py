@@ -38,7 +38,7 @@ from tests.support.checker import (
 if TYPE_CHECKING:
     from tests.support.checker import Checker, Job, Pod
 
-OURS = frozenset({"shared-index", "foreign-claim", "wrong-node"})
+OURS = frozenset({"shared-index", "foreign-claim"})
 """Kinds of violations that no crash and no scancel explains."""
 YOUNG_S = 15.0
 """A crash of slurmctld forgets claims of its last 5 s; a busy machine saves later."""
@@ -182,13 +182,17 @@ class Judge:
         job_id = int(pod.claim.partition("/")[0] or 0) if pod.claim.endswith(pod.uid) else 0
         story.claims.setdefault(job_id, now)
         job = jobs.get(job_id)
-        is_its = job is not None and (job.group or job.pod == pod.uid)
-        if is_its and job.state == "RUNNING":
+        runs = job is not None and job.state == "RUNNING" and (job.group or job.pod == pod.uid)
+        is_here = job is not None and (pod.node in job.nodes or pod.node in job.gpus)
+        if runs and not is_here and self.cause_of_loss(story) != "forgotten":
+            # Else the pod was asked for a second time, and slurmctld gave the id a second time.
+            self._tell("wrong-node", pod.name, f"on {pod.node}, job {job_id} on {set(job.nodes)}")
+        if runs and is_here:
             story.good, story.lost = now, None
         elif story.lost is None:
             story.lost = now
         elif now - story.lost > 1 and not self.cause_of_loss(story):
-            state = "not there" if job is None else job.state
+            state = "not here" if job is None or not is_here else job.state
             self._tell("no-claim", pod.name, f"on {pod.node}, job {job_id} is {state}", self.bare)
         for index in indices(pod.gpus):
             for other in holders.get((pod.node, index), ()):

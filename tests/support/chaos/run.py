@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import random  # noqa: TID251 - seeded
+import re
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 REAL_NODES = 2
 TELL_S = 15.0
+MOST_LINES, MOST_CHARS = 60, 400
+"""Of each log, when a promise was broken."""
 ALL_KINDS_MINUTES = 10
 """A run as long as this does every kind of fault."""
 
@@ -152,7 +155,7 @@ def _run(plan: Plan) -> Report:
             faults = Faults(product, ground, wires, causes, clocks, random.Random(plan.seed))
             report = _observed(plan, ground, product, faults, causes, tell)
         if not report.is_good:
-            _tell_logs(product, ground, tell)
+            _tell_logs(report, product, ground, tell)
     return report
 
 
@@ -216,12 +219,34 @@ def _trouble(plan: Plan, faults: Faults, report: Report, tell: Callable[[str], N
             )
 
 
-def _tell_logs(product: Product, ground: Ground, tell: Callable[[str], None]) -> None:
+def _tell_logs(
+    report: Report, product: Product, ground: Ground, tell: Callable[[str], None]
+) -> None:
+    """What every log says of the pods, gangs and jobs of which a promise was broken."""
+    about = subjects(report)
     logs = {
         f"{part}-{i}": product.log(f"{part}-{i}")
         for part, count in (("bridge", product.bridges), ("extender", product.extenders))
         for i in range(count)
     }
-    for name, text in (logs | ground.agent_logs()).items():
-        tell(f"end of the log of {name}:")
-        print("\n".join(text.splitlines()[-40:]), flush=True)
+    logs |= ground.agent_logs()
+    for path in sorted(ground.slurm.log_folder.glob("*.log")):
+        logs[path.stem] = path.read_text(errors="replace")
+    for name, text in logs.items():
+        tell(f"log of {name}:")
+        lines = [line for line in text.splitlines() if about.search(line)]
+        print("\n".join(line[:MOST_CHARS] for line in lines[-MOST_LINES:]), flush=True)
+
+
+def subjects(report: Report) -> re.Pattern[str]:
+    """Matches a line that names a pod, its gang or a job which a finding of a report names."""
+    judge = report.judge
+    found = [*report.double_owned, *judge.bare, *judge.wrong_evictions]
+    text = " ".join(found + report.leaked + report.stuck)
+    words = {rf"JobId={job}\b|\"job(_id)?\": ?{job}\b" for job in re.findall(r"job (\d+)", text)}
+    for uid, story in judge.pods.items():
+        name = story.name.partition("/")[2]
+        if uid in text or re.search(rf"\b{name}\b", text):
+            words |= {re.escape(uid), rf"\b{name.partition('-')[0]}\b"}
+            words |= {rf"JobId={job}\b" for job in story.claims}
+    return re.compile("|".join(sorted(words)) or "(?!)")

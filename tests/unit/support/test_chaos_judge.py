@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random  # noqa: TID251 - seeded
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.support.chaos import judge as module
 from tests.support.chaos.bag import Bag
 from tests.support.chaos.end import BOOK_S, Book, Limit
 from tests.support.chaos.judge import Causes, Judge
+from tests.support.chaos.run import Report, subjects
 from tests.support.chaos.stalls import Stalls
 from tests.support.checker import Job, Reading, indices
 
@@ -114,6 +116,16 @@ def test_one_id_given_twice_by_a_slurmctld_that_had_crashed_is_no_shared_claim(
     assert found(scene.see(pods, jobs, after_s=40)) == []
 
 
+def test_one_id_given_twice_for_the_same_pod_on_another_node_is_its_claim_no_more(
+    scene: Scene,
+) -> None:
+    pods, elsewhere = [raw("a", 7, "0")], job(7, "0", "a", node="gpu002")
+    scene.causes.crashes.append(scene.now - 5)
+    assert found(scene.see(pods, [elsewhere])) == []
+    assert found(scene.see(pods, [elsewhere], after_s=20)) == []
+    assert scene.judge.longest_kept_s == pytest.approx(20)
+
+
 def test_a_pod_that_runs_without_a_claim_that_nobody_took_is_found(scene: Scene) -> None:
     pods = [raw("a", 7, "0")]
     scene.see(pods, [job(7, "0", "a")])
@@ -191,6 +203,17 @@ def test_a_deadline_is_put_off_by_what_the_machine_has_lost_meanwhile() -> None:
     now = 160.0
     assert not stalls.is_over(110, 25)
     assert stalls.is_over(110, 15)
+
+
+def test_of_the_logs_that_is_told_which_is_about_the_findings(scene: Scene) -> None:
+    scene.see([*GANG, raw("p5", 8, "4"), raw("p50", 9, "5")], [])
+    report = Report(1, 7, Counter(), Counter(), scene.judge, scene.stalls, leaked=["x: job 12"])
+    lines = ["gang g is due", "JobId=7 done", '"job":12,', "pod ns/p5", "JobId=70", '"job":123']
+    told = subjects(report)
+    assert [line for line in lines if told.search(line)] == ['"job":12,']
+    scene.judge.wrong_evictions.append("ns/g-1 on gpu001")
+    told = subjects(report)
+    assert [line for line in lines if told.search(line)] == lines[:3]
 
 
 def test_nothing_may_stand_still_for_long_but_what_goes_on_may_last(scene: Scene) -> None:
