@@ -118,7 +118,9 @@ def _compare(state: State, uid: str, job: SlurmJob, pods: list[PodRecord]) -> No
         _orphan(state, uid, job)
         return
     if job.state.base == "PENDING":
-        if ticket is None:
+        # Members that live in it by now were laid after this reading was taken, or `audit` looks
+        # into what has become of it.
+        if ticket is None and not sharers:
             _take_ticket(state, uid, job, pods)
         return
     split.adopt(state, uid, job, pods)

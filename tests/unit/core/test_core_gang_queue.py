@@ -223,6 +223,23 @@ def test_when_it_starts_each_member_has_its_share_and_all_gates_come_off():
     assert story.free("n3") == story.free("n4") == 0
 
 
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_reading_from_before_its_start_that_comes_in_after_it_takes_nothing_away(is_late):
+    """Late: when its members are bound already."""
+    story = pool(member(0), member(1))
+    queue(story)
+    began = story.now - T0
+    waiting = plain(story.jobs[70])
+    found = start(story, n3="0-7", n4="0-7", free=("n3",))
+    assert {a.uid for a in found if isinstance(a, act.Lift)} == {"uid-g0", "uid-g1"}
+    for i in range(2) if is_late else ():
+        story.see(member(i).but(gates=()).on(f"n{i + 3}", 70, "0-7"))
+    story.jobs[70] = waiting
+    assert none(story.poll(began=began), act.End, act.Evict)
+    story.slurm(place(70, n3="0-7", n4="0-7"))
+    assert none(story.pass_time(60), act.End, act.Evict)
+
+
 def run(story, free=("n3",), **nodes):
     """Queued, started, bound, running; pods by name."""
     queue(story)
