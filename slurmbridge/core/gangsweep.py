@@ -42,9 +42,7 @@ def after_reading(state: State) -> None:
     for uid, jobs in list(state.live_groups.items()):
         if state.aside.of_uid(uid) is not None:
             continue  # `holdout` keeps it
-        job = _the_one(state, uid, [j for j in jobs if j.id not in state.ending])
-        if job is not None:
-            _compare(state, uid, job, members[uid])
+        _settle(state, uid, [j for j in jobs if j.id not in state.ending], members[uid])
 
 
 def _note_clear(state: State) -> None:
@@ -89,19 +87,31 @@ def _check_tickets(state: State) -> None:
             places.wake_gang(state, ticket.uid)
 
 
-def _the_one(state: State, uid: str, jobs: list[SlurmJob]) -> SlurmJob | None:
-    """Which of a gang's jobs counts: the one that its members live in, else the first to run."""
+def _settle(state: State, uid: str, jobs: list[SlurmJob], pods: list[PodRecord]) -> None:
+    """One of a gang's jobs counts: the one that its members live in, else the first to run.
+
+    Others are ended, but not where members say that they have their shares in them: Slurm may have
+    kept the gang's first claim from it (its GPUs were not told), and after a restart of the bridge
+    both are found.
+    """
     lived_in = {entry.job_id for entry in state.entries_of(uid)}
     ticket = state.waiting.tickets.get(uid)
     if ticket is not None:
         if not ticket.job_id and state.snapshot and state.snapshot.began <= ticket.since:
-            return None  # it is being asked for: what this reading shows is older
+            return  # it is being asked for: what this reading shows is older
         lived_in.add(ticket.job_id)
-    ranked = sorted(jobs, key=lambda j: (j.id not in lived_in, not is_running(j), j.id))
-    for extra in ranked[1:]:
-        if extra.id not in lived_in:
-            release.end_group(state, uid, extra.id, "its gang has another claim")
-    return ranked[0] if ranked else None
+    said = split.said(state, pods) if len(jobs) > 1 else set()
+
+    def rank(job: SlurmJob) -> tuple[bool, bool, bool, int]:
+        return job.id not in lived_in, job.id not in said, not is_running(job), job.id
+
+    for index, job in enumerate(sorted(jobs, key=rank)):
+        if not index:
+            _compare(state, uid, job, pods)
+        elif job.id in said:
+            split.adopt(state, uid, job, pods)
+        elif job.id not in lived_in:
+            release.end_group(state, uid, job.id, "its gang has another claim")
 
 
 def _compare(state: State, uid: str, job: SlurmJob, pods: list[PodRecord]) -> None:

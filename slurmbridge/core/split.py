@@ -104,6 +104,13 @@ def adopt(state: State, uid: str, job: SlurmJob, pods: list[PodRecord]) -> None:
             entry.promised = UNKNOWN_PROMISES
 
 
+def said(state: State, pods: Iterable[PodRecord]) -> set[int]:
+    """Jobs of which members that are still to be found say that they have their shares."""
+    written = [written_claim(pod) for pod in pods if pod.node and _is_open(state, pod)]
+    told = [promised(pod) for pod in pods if pod.uid not in state.book]
+    return {share.job_id for share in (*written, *told) if share is not None}
+
+
 def _is_open(state: State, pod: PodRecord) -> bool:
     """Whether a bound pod is to be found: one that is to be covered was taken for one without."""
     entry = state.book.get(pod.uid)

@@ -79,8 +79,8 @@ def member(i, uid=""):
     return pod.but(uid=uid or f"uid-g{i}")
 
 
-def bound(i, node):
-    return member(i).but(gates=()).on(node, 70, "0-7")
+def bound(i, node, job_id=70):
+    return member(i).but(gates=()).on(node, job_id, "0-7")
 
 
 def lifted(actions):
@@ -210,6 +210,43 @@ def test_of_two_that_are_found_the_other_one_waits_for_the_agents_too():
     left = {**OLD, "n1": (("uid-g1", EIGHT),)}
     assert none(story.actions + story.go_on(60, left), act.End)
     assert only(story.go_on(3, OLD), act.End).job_id == 71
+
+
+def two_claims(*pods, agents=True):
+    """As GangStory, with a second claim of the gang, job 71, on n1 and n2; 70 is an older try."""
+    story = GangStory(agents=agents, free=("n1", "n2")).slurm(claim(71, "n1", "n2"))
+    return story.start(*pods)
+
+
+@pytest.mark.parametrize("agents", [True, False])
+def test_of_two_that_are_found_it_is_the_one_that_its_members_were_bound_with(agents):
+    """Slurm did not tell the GPUs of the first, it was given up, and the bridge has died since."""
+    story = two_claims(bound(0, "n1", 71), bound(1, "n2", 71), agents=agents)
+    assert [story.phase(bound(i, "n1")) for i in (0, 1)] == ["bound", "bound"]
+    alive = {"n1": (("uid-g0", EIGHT),), "n2": (("uid-g1", EIGHT),)}
+    assert {a.job_id for a in story.go_on(120, alive) if isinstance(a, act.End)} == {70}
+    assert none(story.actions, act.Cover, act.Evict)
+
+
+def test_of_two_that_are_found_it_is_the_one_that_its_members_were_let_go_with():
+    lost = [member(i).but(gates=()).wrote(SHARE=f"71/n{i + 1}/0-7") for i in (0, 1)]
+    story = two_claims(*lost)
+    assert {uid: e.job_id for uid, e in story.machine.state.book.items()} == {
+        "uid-g0": 71,
+        "uid-g1": 71,
+    }
+    assert {a.job_id for a in story.go_on(5) if isinstance(a, act.End)} == {70}
+
+
+def test_members_that_were_bound_with_either_of_two_live_on_in_both():
+    story = two_claims(bound(0, "n3", 70), bound(1, "n2", 71))
+    alive = {"n3": (("uid-g0", EIGHT),), "n2": (("uid-g1", EIGHT),)}
+    found = story.actions + story.go_on(120, alive)
+    assert {uid: e.job_id for uid, e in story.machine.state.book.items()} == {
+        "uid-g0": 70,
+        "uid-g1": 71,
+    }
+    assert none(found, act.End, act.Cover, act.Evict)
 
 
 def test_a_place_that_was_found_waiting_is_given_out_at_once_when_it_starts():
