@@ -11,7 +11,7 @@ from slurmbridge.core import adopted, evict, turn
 from tests.property.soak import KILLS, run_story
 from tests.support.core_agents import Agents
 from tests.support.core_world import BrokenPromise
-from tests.support.gang_world import GangWorld
+from tests.support.gang_world import GangWorld, RestlessGangWorld
 
 
 @pytest.mark.parametrize("first", [1, 41, 290])
@@ -30,6 +30,23 @@ def test_gangs_survive_a_bridge_that_dies_after_every_single_action(first):
 def test_gangs_with_agents_that_see_what_is_left_of_members_made_again():
     for seed in range(2, 62, 2):
         run_story(seed, 150, GangWorld(agents=Agents()), KILLS[seed // 3 % len(KILLS)])
+
+
+class Alone(GangWorld):
+    """What makes RestlessGangWorld restless, and nothing else that is about gangs."""
+
+    more_weights: ClassVar[Mapping[str, int]] = {"make_again": 6, "untell": 12}
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "kills"), [(RestlessGangWorld, 1, 1.0), (Alone, 27, 0.0)]
+)
+def test_gangs_made_again_beside_claims_of_which_slurm_tells_no_gpus(kind, first, kills):
+    # 7: the members lived in the second of two claims that the next bridge found. 33: what was left
+    # of a gang whose claim slurmctld had forgotten, beside one of the same name under the same id.
+    for seed in range(first, first + 10):
+        run_story(seed, 150, kind(), kills)
+        run_story(seed, 150, kind(agents=Agents()), kills)
 
 
 def test_no_gang_is_passed_over_where_one_can_be_looked_at_in_each_tick(monkeypatch):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import msgspec
+from ClusterShell.NodeSet import NodeSet
 
 from slurmbridge.core import action as act
 from slurmbridge.core import event as ev
@@ -89,7 +90,8 @@ class ModelJob:
     """A job of the model. uid: of a claim of ours; comment, name, user: who it says it is.
 
     rest: what a gang's claim holds on other nodes than the first. wants: of one that waits in the
-    queue, how many members with how many GPUs each.
+    queue, how many members with how many GPUs each; never: nodes that it must not get. made: tells
+    it from another of the same id.
     """
 
     id: int
@@ -109,6 +111,8 @@ class ModelJob:
     untold: bool = False
     rest: dict[str, tuple[int, ...]] = field(default_factory=dict)
     wants: tuple[int, int] = (0, 0)
+    never: tuple[str, ...] = ()
+    made: int = 0
 
     @property
     def held(self) -> dict[str, tuple[int, ...]]:
@@ -216,7 +220,7 @@ class SlurmModel:
         start = self.now + 1e-6 * self.serial  # no two jobs have the same
         end = self.now + 60 * minutes
         job = ModelJob(self.next_id, node, gpus, name, comment, user_id, start, end)
-        job.serial = self.serial
+        job.serial = job.made = self.serial
         self.next_id += 1
         self.jobs[job.id] = job
         return job
@@ -230,13 +234,15 @@ class SlurmModel:
         user_id: int,
         minutes: int,
         *,
+        never: tuple[str, ...] = (),
         starts: bool = True,
     ) -> ModelJob:
-        """A job that waits until there is room for all members."""
+        """A job that waits until there is room for all members on other nodes than `never`."""
         self.serial += 1
         start = self.now + 1e-6 * self.serial
         job = ModelJob(self.next_id, "", (), name, comment, user_id, start, start + 60 * minutes)
-        job.serial, job.state, job.wants = self.serial, "PENDING", (members, count)
+        job.serial = job.made = self.serial
+        job.state, job.wants, job.never = "PENDING", (members, count), never
         self.next_id += 1
         self.jobs[job.id] = job
         if starts:
@@ -254,7 +260,8 @@ class SlurmModel:
         minutes: int,
     ) -> ModelJob | None:
         """A job for all members on exactly these nodes, at once or not at all."""
-        given = self._lay(nodes, members, count)
+        # As many on each of the nodes that are asked for.
+        given = self._lay(nodes, members, count, members // len(nodes))
         if given is None or set(given) != set(nodes):
             return None
         job = self.queue(members, count, name, comment, user_id, minutes, starts=False)
@@ -264,16 +271,21 @@ class SlurmModel:
     def schedule(self) -> None:
         """Start what waits and fits, oldest first."""
         for job in self.jobs.values():
-            if job.state == "PENDING" and (given := self._lay(NODES, *job.wants)) is not None:
+            if job.state != "PENDING":
+                continue
+            members, count = job.wants
+            nodes = tuple(name for name in NODES if name not in job.never)
+            if (given := self._lay(nodes, members, count, members)) is not None:
                 self._start(job, given)
 
     def _lay(
-        self, nodes: tuple[str, ...], members: int, count: int
+        self, nodes: tuple[str, ...], members: int, count: int, most: int
     ) -> dict[str, tuple[int, ...]] | None:
-        """GPUs by node for all members, each node as full as can be; None: there is no room."""
+        """GPUs by node for all members, each node as full as can be; None: there is no room.
+
+        most: members on one node.
+        """
         given: dict[str, tuple[int, ...]] = {}
-        # As many on each of the nodes that are asked for.
-        most = members if nodes is NODES else members // len(nodes)
         for node in nodes:
             if node in self.down or self.is_completing(node):
                 continue
@@ -366,7 +378,8 @@ class ModelPod:
     fault: Slurm has ended or forgotten a claim that it was promised; ended: not only forgotten;
     taken: its GPUs have been another's since, or its node was down. covered_polls: readings since
     Slurm has held exactly its GPUs for it without a break. stays_until: when the last process ends
-    of a pod that is over by its phase.
+    of a pod that is over by its phase. left_in: `made` of the claim that it named when it was over or
+    gone.
     """
 
     record: PodRecord
@@ -380,6 +393,7 @@ class ModelPod:
     covered_polls: int = 0
     dies_at: float | None = None
     stays_until: float = 0.0
+    left_in: int = 0
 
     @property
     def node(self) -> str:
@@ -632,6 +646,7 @@ class World:
         """A pod is over by its phase. Where an agent has to tell, that may not be true yet."""
         if self.agents is not None:
             pod.stays_until = self.now + (0.0, KILL_S, LONG_S)[how // 4 % 3]
+        self._leave(pod)
         self._change(pod, phase=phase)
 
     def delete(self, pick: int, how: int) -> None:
@@ -890,9 +905,12 @@ class World:
             for pod in self._pods_of(job.uid):
                 needed = pod.runs(self.now) and self._covers(job, pod)
                 if pod.record.group is not None and job.uid != pod.record.uid:
-                    # A later gang of the name may have been given what an earlier one still uses.
-                    said = dict(pod.record.annotations).get(keys.CLAIM, "")
-                    needed = needed and said == f"{job.id}/{pod.record.uid}"
+                    # A later gang of the name may have been given what an earlier one still uses:
+                    # where slurmctld has forgotten that one's claim, even under the same id. What
+                    # is left of pods that are over or gone is in the claim of then, and in no other.
+                    is_left = pod.is_gone or pod.record.is_over
+                    needed = needed and self._said(pod) is job
+                    needed = needed and not (is_left and pod.left_in != job.made)
                 others = [
                     j for j in self.slurm.jobs.values() if j.id != job.id and self._covers(j, pod)
                 ]
@@ -905,6 +923,11 @@ class World:
             and pod.node in job.held
             and set(pod.uses) <= set(job.on(pod.node))
         )
+
+    def _said(self, pod: ModelPod) -> ModelJob | None:
+        """The job that a pod says is its claim."""
+        job_id, _, uid = dict(pod.record.annotations).get(keys.CLAIM, "").partition("/")
+        return self.slurm.jobs.get(int(job_id)) if uid == pod.record.uid else None
 
     def _uids(self, pod: ModelPod) -> tuple[str, ...]:
         """UIDs of the claims that a pod may live in: its own, and its gang's."""
@@ -996,6 +1019,7 @@ class World:
                     write_comment(request.id, request.ref),
                     OWNER,
                     request.ask.minutes,
+                    never=tuple(NodeSet(request.exclude)),
                 )
                 return ev.GroupQueued(uid, job.id)
             case act.Cover(uid=uid, request=request, indices=indices):
@@ -1122,8 +1146,15 @@ class World:
         if pod.runs(self.now):
             kill_s = KILL_S if self.agents is None or len(self.story) % 3 else LONG_S
             pod.runs_until = float("inf") if pod.node in self.not_ready else self.now + kill_s
+        self._leave(pod)
         pod.is_gone = True
         self.watch.append(ev.PodGone(pod.record))
+
+    def _leave(self, pod: ModelPod) -> None:
+        """From now on only what is left of it needs a claim."""
+        if not pod.record.is_over:
+            job = self._said(pod)
+            pod.left_in = 0 if job is None else job.made
 
     def _fault(self, uid: str, ended: bool = False) -> None:
         for pod in self._pods_of(uid):

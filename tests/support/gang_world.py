@@ -288,3 +288,13 @@ class GangWorld(World):
                 continue
             held = self.machine.state.book.get(pod.record.uid)
             self._demand(held is None, "leaked_claims", f"{group.key} waits and holds {held}")
+
+
+class RestlessGangWorld(GangWorld):
+    """Gangs are made again, and Slurm tells no GPUs of their claims, far more often."""
+
+    more_weights: ClassVar[Mapping[str, int]] = {
+        **GangWorld.more_weights,
+        "make_again": 6,
+        "untell": 12,
+    }
