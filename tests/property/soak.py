@@ -20,7 +20,7 @@ from tests.support.core_agents import Agents
 from tests.support.core_world import AGENT_WEIGHTS, WEIGHTS, BrokenPromise, World
 from tests.support.gang_world import GangWorld, RestlessGangWorld
 from tests.support.odd_world import OddGangWorld, OddWorld
-from tests.support.restored_world import RestoredWorld
+from tests.support.restored_world import RestoredGangWorld, RestoredWorld
 
 STORY_STEPS = 150
 TOLD_LINES = 120
@@ -37,7 +37,7 @@ def world_of(seed: int) -> tuple[World, float]:
     limits go wrong besides, and in some the API server is set back to an older state.
     """
     agents = Agents() if seed % 2 == 0 else None
-    gangs = (GangWorld, GangWorld, RestlessGangWorld, OddGangWorld)
+    gangs = (GangWorld, RestoredGangWorld, RestlessGangWorld, OddGangWorld)
     single = (World, World, RestoredWorld, OddWorld)
     kinds: tuple[type[World], ...] = single if seed % 3 else gangs
     return kinds[seed // 2 % 4](agents=agents), KILLS[seed // 3 % len(KILLS)]

@@ -1103,6 +1103,7 @@ class World:
         if how % 8 == 7:
             return  # lost on the way; the extender does not know
         can = not pod.is_gone and not pod.node and pod.record.deleting_since is None
+        can = can and not pod.record.gates  # the API server refuses it
         if can and how % 8 != 6:
             job = self.slurm.jobs.get(binding.job_id)
             if job is None or job.uid not in self._uids(pod) or job.state != "RUNNING":

@@ -19,6 +19,7 @@ from slurmbridge.core import event as ev
 from slurmbridge.pool.ledger import GpuState
 from slurmbridge.pool.record import PodRecord
 from tests.support.core_world import KILL_S, LONG_S, ModelJob, ModelPod, World
+from tests.support.gang_world import GangWorld
 
 OLDEST_S = 120.0
 """A backup that is older is not used."""
@@ -28,12 +29,16 @@ STOPS_S = (KILL_S, LONG_S, 100.0)
 
 @dataclass
 class Left:
-    """What runs on of a pod that is unbound again."""
+    """What runs on of a pod that is unbound again.
+
+    made: `ModelJob.made` of the claim that it lives in, its gang's or its own; 0: none.
+    """
 
     pod: ModelPod
     node: str
     gpus: tuple[int, ...]
     until: float
+    made: int = 0
 
 
 class RestoredWorld(World):
@@ -85,12 +90,16 @@ class RestoredWorld(World):
                 until = pod.stays_until
             elif pod.is_gone and pod.runs_until is not None:
                 until = pod.runs_until
-            self.left.append(Left(pod, now.node, pod.uses, until))
+            job = self._said(pod)
+            made = pod.left_in if now.is_over or pod.is_gone else 0 if job is None else job.made
+            self.left.append(Left(pod, now.node, pod.uses, until, made))
         if not was.node:
             pod.uses, pod.covered_polls, pod.runs_until = (), 0, None
         elif pod.is_gone and not pod.runs(self.now) and not was.is_over:
             # Its kubelet starts it once more, where an agent does not keep it from that.
-            covered = any(self._covers(j, pod) for j in self.slurm.jobs.values())
+            its = [j for j in self.slurm.jobs.values() if j.uid == pod.record.uid]
+            its += [] if (said := self._said(pod)) is None or said in its else [said]
+            covered = any(self._covers(j, pod) for j in its)
             if self.agents is not None and not covered:
                 was = msgspec.structs.replace(was, phase="Failed")
             pod.fault = pod.ended = pod.fault or not covered
@@ -149,17 +158,29 @@ class RestoredWorld(World):
                 self._demand(ok, "ended_in_use", f"End of {job.id}: {left.pod.record.uid} is left")
 
     def _holds_for(self, job: ModelJob, left: Left) -> bool:
-        is_its = job.state == "RUNNING" and job.uid in self._uids(left.pod)
+        is_its = job.state == "RUNNING" and self._is_its(job, left)
         return is_its and set(left.gpus) <= set(job.on(left.node))
+
+    def _is_its(self, job: ModelJob, left: Left) -> bool:
+        """Whether a job is the claim of what is left; another one of its gang's name is not."""
+        uid = left.pod.record.uid
+        return job.uid == uid or (job.uid in self._uids(left.pod) and job.made == left.made)
 
     def check(self) -> None:
         super().check()
         for left in self._still_left():
             for gpu in left.gpus:
                 owner = self.slurm.owner(left.node, gpu)
-                mine = owner is not None and owner.uid in self._uids(left.pod)
+                mine = owner is not None and self._is_its(owner, left)
                 text = f"GPU {gpu} of {left.node} is used by what is left of {left.pod.record.uid}"
                 self._demand(mine or left.pod.fault, "double_owned", f"{text}, owner: {owner}")
+            for pod in self.pods.values():
+                shared = set(left.gpus) & set(pod.uses)
+                # Of a pod that is bound again nothing begins before all of it has ended.
+                ok = pod is left.pod or pod.node != left.node or not pod.runs(self.now)
+                ok = ok or left.pod.fault or pod.fault or not shared
+                text = f"{pod.record.uid}, and what is left of {left.pod.record.uid}: {shared}"
+                self._demand(ok, "double_owned", text)
 
     def _check_view(self) -> None:
         super()._check_view()
@@ -170,3 +191,20 @@ class RestoredWorld(World):
                 shared = set(ledger.in_state(GpuState.FREE)) & set(left.gpus)
                 text = f"what is left of {left.pod.record.uid} uses {shared} of {left.node}"
                 self._demand(not shared, "freed_in_view", text)
+
+
+class RestoredGangWorld(RestoredWorld, GangWorld):
+    """The same with gangs: a member that is unbound again has its share of a claim with others."""
+
+    more_weights: ClassVar[Mapping[str, int]] = {
+        **GangWorld.more_weights,
+        **RestoredWorld.more_weights,
+    }
+
+    def set_back(self, pick: int, how: int) -> None:
+        """Every second backup is from just before gangs were let go that are bound by now."""
+        if how % 3 == 0 and pick % 2:
+            self.back_up(pick, how)
+            for _ in range(2 + pick // 2 % 6):
+                self.go_well()
+        super().set_back(pick, how)
