@@ -192,7 +192,9 @@ def settle(state: State, gang: GangState) -> None:
     started = any(together.has_begun(state, p) for p in members)
     if not complete:
         if not started:
-            _give_back(state, held)
+            # A new leader does not know the size yet: what it has found stays for a while.
+            if gang.size is not None or state.now - gang.since > state.settings.answer_s:
+                _give_back(state, held)
             ticket.incomplete(state, gang)
         return
     missing = [p for p in members if not p.node and p.uid not in state.book]
@@ -305,6 +307,11 @@ def _has_turn(state: State, gang: GangState, missing: list[PodRecord], *, begun:
         if place is not None:
             _wait(state, gang, ticket.text(place))
         return place is None
+    if not begun and _has_other_claims(state, gang, job):
+        ticket.drop(state, gang.uid)
+        gang.seats.clear()  # of a plan that is not carried out
+        release.end_group(state, gang.uid, job.id, "its gang has other claims")
+        return True
     if not begun and (closed := adopted.unclear(state, job)):
         _wait_for_word(state, gang, job, closed)
         return False
@@ -331,6 +338,17 @@ def _has_turn(state: State, gang: GangState, missing: list[PodRecord], *, begun:
         return False
     ticket.settled(state, gang)
     return True
+
+
+def _has_other_claims(state: State, gang: GangState, job: SlurmJob) -> bool:
+    """Whether members have claims of their own, and nobody lives in the one for all.
+
+    An earlier leader has asked for these, and this one for that, or the other way round: with both
+    a share of it would be nobody's for as long as the gang runs.
+    """
+    entries = (state.book.get(uid) for uid in gang.members)
+    own = any(entry is not None and not entry.group for entry in entries)
+    return own and not state.lives_in(gang.uid, job.id)
 
 
 def _seats(state: State, gang: GangState, job: SlurmJob, missing: list[PodRecord]) -> int:

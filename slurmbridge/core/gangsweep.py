@@ -120,6 +120,8 @@ def _compare(state: State, uid: str, job: SlurmJob, pods: list[PodRecord]) -> No
     if sharers and all(entry.job_id != job.id for entry in sharers):
         return  # theirs is not shown: `audit` looks into that first
     is_asked = ticket is not None and not ticket.job_id and job.id not in state.waiting.adopted
+    if ticket is not None and ticket.now and job.state.base == "PENDING":
+        is_asked = False  # what is had at once never waits: an earlier leader has queued this one
     if ticket is not None and (is_asked or ticket.job_id == job.id):
         ticket.job_id = job.id
         places.see(state, ticket, job)

@@ -168,6 +168,27 @@ def of_object(name, uid="", **fields):
     return pod.but(uid=uid) if uid else pod
 
 
+def test_after_a_kill_what_a_gang_holds_stays_while_its_size_is_asked_for():
+    pods = [of_object("m0"), of_object("m1")]
+    jobs = [make_claim_job(7 + i, pods[i], f"n{3 + i}", "0-7") for i in range(2)]
+    story = pool(*pods, jobs=jobs)
+    assert none(story.pass_time(3), act.Lift, act.End, act.Allocate)
+    look = story.of(act.LookGroup)[0]
+    actions = story.handle(ev.GroupLooked(look.key, GroupObject(2)))
+    assert {a.uid: a.kube_node for a in actions if isinstance(a, act.Lift)} == {
+        "uid-m0": "n3",
+        "uid-m1": "n4",
+    }
+    assert none(story.pass_time(60), act.Allocate)
+
+
+def test_where_nobody_tells_its_size_it_gives_back_what_it_holds_in_the_end():
+    pods = [of_object("m0"), of_object("m1")]
+    story = pool(*pods, jobs=[make_claim_job(7, pods[0], "n3", "0-7")])
+    assert none(story.pass_time(55), act.End)
+    assert {a.job_id for a in story.pass_time(20) if isinstance(a, act.End)} == {7}
+
+
 def test_sizes_that_nobody_tells_are_asked_for_a_few_at_a_time_and_less_and_less_often():
     """Anybody can name groups whose objects there are not."""
     where = SizeFrom(("apis/x/v1/namespaces/default/podgroups/g",))

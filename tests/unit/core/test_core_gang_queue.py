@@ -800,6 +800,32 @@ def test_a_claim_for_all_that_was_not_answered_is_found():
     assert lifted == {"uid-g0", "uid-g1"}
 
 
+def test_what_an_earlier_leader_asked_for_and_what_this_one_did_are_one_claim_in_the_end():
+    story = pool(member(0), member(1), busy=())
+    story.slurm(place(70, n3="0-7", n4="0-7")).pass_time(1)
+    assert only(granted(story, 71, n1="0-7", n2="0-7"), act.End).job_id == 71
+    lifted = {a.uid: a.kube_node for a in story.of(act.Lift)}
+    assert lifted == {"uid-g0": "n3", "uid-g1": "n4"}
+    assert none(story.pass_time(10), act.AllocateGroup, act.Allocate)
+
+
+def test_a_members_own_claim_that_an_earlier_leader_asked_for_leaves_no_share_that_is_nobodys():
+    story = pool(member(0), member(1), busy=())
+    story.slurm(make_claim_job(60, member(0), "n3", "0-7")).pass_time(1)
+    actions = granted(story, 70, n1="0-7", n2="0-7")
+    assert only(actions, act.End).job_id == 70
+    asked = only(actions, act.Allocate)
+    assert (asked.uid, asked.request.slurm_node) == ("uid-g1", "n4")
+
+
+def test_a_claim_that_is_had_at_once_is_not_taken_for_the_place_that_an_earlier_leader_asked_for():
+    story = pool(member(0), member(1), busy=())
+    story.slurm(place(60)).pass_time(1)
+    lifted = {a.uid for a in granted(story, 70, n1="0-7", n2="0-7") if isinstance(a, act.Lift)}
+    assert lifted == {"uid-g0", "uid-g1"}
+    assert {a.job_id for a in story.pass_time(2) if isinstance(a, act.End)} == {60}
+
+
 @pytest.mark.parametrize("gpus", [(8, 4), (4, 4, 4)])
 def test_members_that_differ_or_stand_unevenly_on_their_nodes_have_a_claim_each(gpus):
     pods = [member(i, size=len(gpus), gpus=count) for i, count in enumerate(gpus)]
