@@ -99,6 +99,8 @@ class Carrier:
             self._events.tell(subject, action.reason, action.message, warning=action.warning)
         elif isinstance(action, act.LogPlan):
             _log_plan(action)
+        elif isinstance(action, act.LogGang):
+            _log_gang(action)
         elif isinstance(action, act.LogTopology):
             _log.info("topology", levels=action.levels)
             for text in action.problems:
@@ -394,3 +396,16 @@ def _log_plan(plan: act.LogPlan) -> None:
                 free.setdefault(gpus, []).append(node)
         room = {str(gpus): fold(nodes) for gpus, nodes in sorted(free.items())}
         _log.debug("gang laid", gang=plan.gang, seats=plan.seats, room=room, beside=plan.beside)
+
+
+def _log_gang(gang: act.LogGang) -> None:
+    """The plan that was carried out: not the last one, where an earlier leader's claims came in."""
+    _log.info(
+        "gang let go",
+        gang=gang.gang,
+        pods=len(gang.seats),
+        jobs=sorted({job for *_, job in gang.seats}),
+        nodes=fold(node for _, node, _ in gang.seats),
+        level=gang.level,
+        domain=gang.domain,
+    )

@@ -176,6 +176,19 @@ class LogPlan(Action, frozen=True):
     beside: tuple[str, ...] = ()
 
 
+class LogGang(Action, frozen=True):
+    """Write down in which claims, and where, members of a gang are let go.
+
+    gang: its key. level, domain: the lowest that holds all members that have a place; "" where none
+    does, or that is not known yet. seats: (pod, Kubernetes node, job) of those that are let go now.
+    """
+
+    gang: str
+    level: str
+    domain: str
+    seats: tuple[tuple[str, str, int], ...]
+
+
 class AnnotatePod(Action, frozen=True):
     """Merge annotations into a pod (None removes)."""
 

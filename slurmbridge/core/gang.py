@@ -29,7 +29,7 @@ from slurmbridge.core import (
     turn,
     wish,
 )
-from slurmbridge.core.action import Allocate, AnnotatePod, LookGroup, Tell
+from slurmbridge.core.action import Allocate, AnnotatePod, LogGang, LookGroup, Tell
 from slurmbridge.core.event import GroupLooked
 from slurmbridge.core.settle import drawn, request_for
 from slurmbridge.core.state import Entry, Phase, State, asked_gpus
@@ -556,6 +556,7 @@ def _start(state: State, pod: PodRecord, kube_node: str, ask: Ask) -> None:
 def _let_go(state: State, gang: GangState, held: list[Entry]) -> None:
     """All claims are held: all gates come off."""
     gang.text, gang.pause, gang.denied, gang.refusals = "", None, "", 0
+    seats = []
     for entry in held:
         pod = state.pods.get(entry.uid)
         if pod is None or pod.node or entry.lift_at is not None:
@@ -566,6 +567,11 @@ def _let_go(state: State, gang: GangState, held: list[Entry]) -> None:
             if state.once("gang", pod.uid, 60):
                 state.out.append(Tell(pod.namespace, pod.name, pod.uid, "GangPlaced", text))
             lift.lift(state, entry, pod)
+            seats.append((pod.ref, entry.kube_node, entry.job_id))
+    if seats:
+        placed = [p for p in _there(state, gang) if p.node or p.uid in state.book]
+        level, domain, _ = running.place(state, placed)
+        state.out.append(LogGang(gang.key, level, domain, tuple(seats)))
 
 
 def _give_back(state: State, held: list[Entry]) -> None:

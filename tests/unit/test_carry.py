@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from slurmbridge.carry import Carrier
 from slurmbridge.core import action as act
@@ -60,3 +61,13 @@ async def test_each_claim_that_could_not_be_ended_is_told_so(error):
     await settle()
     assert [(e.what, e.uid, e.job_id) for e in told] == [("End", "u1", 1), ("End", "u2", 2)]
     assert not asyncio.all_tasks() - {asyncio.current_task()}
+
+
+async def test_where_a_gang_is_let_go_is_one_line_with_its_jobs_and_nodes():
+    work = carrier(Claims(), [], HandClock())
+    seats = (("default/g0", "n2", 8), ("default/g1", "n1", 7), ("default/g2", "n2", 9))
+    with capture_logs() as lines:
+        work.start(act.LogGang("own/default/g/", "rack", "r1", seats))
+    (told,) = lines
+    assert (told["event"], told["gang"], told["domain"]) == ("gang let go", "own/default/g/", "r1")
+    assert (told["pods"], told["jobs"], told["nodes"]) == (3, [7, 8, 9], "n[1-2]")

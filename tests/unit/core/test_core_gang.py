@@ -173,12 +173,16 @@ def test_after_a_kill_what_a_gang_holds_stays_while_its_size_is_asked_for():
     jobs = [make_claim_job(7 + i, pods[i], f"n{3 + i}", "0-7") for i in range(2)]
     story = pool(*pods, jobs=jobs)
     assert none(story.pass_time(3), act.Lift, act.End, act.Allocate)
+    story.machine.view()
     look = story.of(act.LookGroup)[0]
     actions = story.handle(ev.GroupLooked(look.key, GroupObject(2)))
     assert {a.uid: a.kube_node for a in actions if isinstance(a, act.Lift)} == {
         "uid-m0": "n3",
         "uid-m1": "n4",
     }
+    told = only(actions, act.LogGang)
+    assert (told.level, told.domain) == ("rack", "r2")
+    assert set(told.seats) == {("default/m0", "n3", 7), ("default/m1", "n4", 8)}
     assert none(story.pass_time(60), act.Allocate)
 
 
