@@ -22,6 +22,8 @@ from tests.support.checker import read_jobs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from tests.support.checker import Job
+
 Key = tuple[int, ...]
 """Height of the lowest domain that holds the gang (0: a node), then how many domains are used of
 each level below it, from the top down. Less is better."""
@@ -65,6 +67,35 @@ def refusals(log: str) -> list[tuple[float, str]]:
     """When Slurm refused a claim on which node: the planner leaves such a node out for a while."""
     told = [json.loads(line) for line in log.splitlines() if '"claim refused"' in line]
     return [(_moment(line["ts"]), line["node"]) for line in told]
+
+
+class Placed(NamedTuple):
+    """A member where it is bound. pod: `namespace/name`. claim: its own, or its gang's."""
+
+    pod: str
+    node: str
+    claim: Job
+
+
+def unplanned(members: Sequence[Placed], plans: Sequence[Plan]) -> list[str]:
+    """Members of a gang that stand where no plan has put them from which their claim was made.
+
+    The last plan need not be the one that was carried out: a leader may plan while the claim that
+    the one before it has asked for is being granted, and finds that then. So in one claim for all
+    they stand on the nodes of any plan that is older than the claim; with one each, everyone does.
+    """
+    found = []
+    for claim in {member.claim.id: member.claim for member in members}.values():
+        mates = [member for member in members if member.claim.id == claim.id]
+        laid = [
+            sorted(node for pod, _, node in plan.seats if claim.group or pod == mates[0].pod)
+            for plan in plans
+            if plan.at < local_time(claim.start) + 1  # Slurm's times are whole seconds
+            and any(pod == mates[0].pod for pod, *_ in plan.seats)
+        ]
+        if sorted(member.node for member in mates) not in laid:
+            found.append(f"job {claim.id} of {mates[0].pod} and {len(mates) - 1} more: {mates}")
+    return found
 
 
 def key_of(plan: Plan, tree: Tree) -> Key:
@@ -135,26 +166,35 @@ class Truth:
             int(job_id): end
             for job_id, end in re.findall(r"^JobId=(\d+).*? EndTime=(\S+)", text, re.MULTILINE)
         }
-        self._held: list[tuple[float, float, str, int]] = []
+        # Of a job that is over Slurm tells no more which GPUs it had, but what it asked for.
+        asked = {
+            int(job_id): int(count)
+            for job_id, count in re.findall(
+                r"^JobId=(\d+).* TresPerNode=gres[:/]gpu[:=](?:\w+:)?(\d+)\s", text, re.MULTILINE
+            )
+        }
+        self._held: list[tuple[float, float, str, int, int]] = []
         for job in read_jobs(text):
             if job.start == "Unknown":
                 continue
             start, is_over = local_time(job.start), job.state != "RUNNING"
             end = local_time(ends[job.id]) if is_over else float("inf")
             for node in job.nodes:
-                gpus = total if is_over or node not in job.gpus else job.gpus[node][0]
-                self._held.append((start, end, node, gpus))
+                least, most = asked.get(job.id, 0), asked.get(job.id, total)
+                if not is_over and node in job.gpus:
+                    least = most = job.gpus[node][0]
+                self._held.append((start, end, node, least, most))
 
     def limits(self, node: str, at: float) -> tuple[int, int]:
         """The fewest and the most GPUs that may have been free then, as far as can be told."""
         sure = maybe = 0
-        for start, end, where, gpus in self._held:
+        for start, end, where, least, most in self._held:
             if where != node:
                 continue
             if start < at - self._slack and end > at + self._slack:
-                sure += gpus
+                sure += least
             if start < at + self._slack and end > at - self._slack:
-                maybe += gpus
+                maybe += most
         return max(0, self._total - maybe), self._total - sure
 
 
