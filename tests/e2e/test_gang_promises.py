@@ -53,13 +53,13 @@ def test_before_a_maintenance_only_a_gang_that_ends_in_time_is_started(
     wait_for(
         "the bridge has read it",
         lambda: product.cli("who", "gpu001")["reservations"],
-        15,
+        40,
         0.3,
     )
     pool.kube.api.create_all(gang("late", 2, 8))
     job = queued(pool, "late")
     pool.kube.api.create_all(gang("soon", 4, 8, **{keys.DURATION: "10m"}))
-    wait_for("the short one is bound", lambda: len(bound(pool, "soon-")) == 4, 20)
+    wait_for("the short one is bound", lambda: len(bound(pool, "soon-")) == 4, 40)
     # All four live in one allocation.
     assert list(jobs_of_gangs(pool, "R").values()) == ["RUNNING gpu[001-004]"]
     assert list(jobs_of_gangs(pool, "PD")) == [job]
@@ -71,10 +71,10 @@ def test_in_its_own_reservation_a_gang_goes_to_its_nodes_and_waits_for_its_nodes
     pool: Cluster, product: Product
 ) -> None:
     reserve(pool, "ours", "starttime=now", "duration=120", "nodes=gpu[003-004]")
-    wait_for("it is read", lambda: product.cli("who", "gpu003")["reservations"], 15, 0.3)
+    wait_for("it is read", lambda: product.cli("who", "gpu003")["reservations"], 40, 0.3)
     notes = {keys.RESERVATION: "ours", keys.DURATION: "20m"}
     pool.kube.api.create_all(gang("first", 2, 8, **notes))
-    wait_for("it is bound", lambda: len(bound(pool, "first-")) == 2, 20)
+    wait_for("it is bound", lambda: len(bound(pool, "first-")) == 2, 40)
     assert nodes_of(pool, "first-") == {"gpu003", "gpu004"}
     pool.kube.api.create_all(gang("next", 2, 8, **notes))
     job = queued(pool, "next")
