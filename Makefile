@@ -33,7 +33,7 @@ cluster: venv ## start a real cluster (NODES=64 GPUS=8) and keep it until Ctrl-C
 demo: venv ## watch a real kube-scheduler and a real Slurm share GPUs
 	@$(BIN)/python -m demo
 
-test: venv ## all tests on real Slurm, Kubernetes and nodes (as root; 40 min on two cores); those on a GPU: test-gpu
+test: venv ## all tests on real Slurm, Kubernetes and nodes (as root; 50 min on two cores); those on a GPU: test-gpu
 	@$(PYTEST) -n 2 --ignore=tests/gpu $(ARGS)
 
 test-unit: venv ## unit, property and contract tests only (about a minute)

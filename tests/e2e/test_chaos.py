@@ -1,4 +1,4 @@
-"""A chaos run (two minutes, or `SLURMBRIDGE_CHAOS_MINUTES`), and its judge on builds without a guard.
+"""A chaos run (ten minutes, or `SLURMBRIDGE_CHAOS_MINUTES`), and its judge on builds without a guard.
 
 The judge must be able to fail: on a product from which one guard was taken out it finds the GPU
 with two owners, and in the same story with the guard it finds nothing.
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.e2e
 
 
-MINUTES = float(os.environ.get("SLURMBRIDGE_CHAOS_MINUTES", "2"))
-HOLLOW = int(os.environ.get("SLURMBRIDGE_CHAOS_HOLLOW", "6"))
+MINUTES = float(os.environ.get("SLURMBRIDGE_CHAOS_MINUTES", "10"))
+HOLLOW = int(os.environ.get("SLURMBRIDGE_CHAOS_HOLLOW", "0"))
 """0: two real nodes with agents, as `make chaos` has them; else so many hollow ones without."""
 
 

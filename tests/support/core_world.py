@@ -24,6 +24,7 @@ from slurmbridge.core import publish
 from slurmbridge.core.aside import Aside
 from slurmbridge.core.machine import Machine
 from slurmbridge.core.settings import Eviction, Settings
+from slurmbridge.core.state import Phase
 from slurmbridge.pool import keys
 from slurmbridge.pool.claim import Claim, ClaimId, claim_of, group_uid, write_comment
 from slurmbridge.pool.gres import format_indices, parse_indices
@@ -488,6 +489,21 @@ class World:
             snapshot, self.late_poll = self.late_poll, None
             self._take_poll(snapshot)
 
+    def look_queued(self, pick: int, how: int) -> None:
+        """Room is made for what waits in Slurm's queue, and the quick look at that tells so.
+
+        A reading that had begun before may come in after it.
+        """
+        before = self.slurm.snapshot(self.now)
+        self.native_ends(pick, how)
+        self._advance((0.0, 0.5, 2.0)[pick % 3])
+        for job_id, uid in self.machine.queued_jobs.items():
+            job = self.slurm.jobs.get(job_id)
+            self._handle(ev.JobLooked(uid, job_id, None if job is None else job.record()))
+        if how % 2:
+            self._handle(ev.Ticked())
+            self._take_poll(before)
+
     def tick(self, pick: int, how: int) -> None:
         self._handle(ev.Ticked())
 
@@ -902,6 +918,12 @@ class World:
             job = self.slurm.jobs.get(action.job_id)
             if job is None or job.state != "RUNNING" or job.uid != action.claim_id.uid:
                 return
+            laid = [
+                entry.uid
+                for entry in self.machine.state.entries_of(job.uid)
+                if entry.job_id == job.id and entry.phase in (Phase.HELD, Phase.BOUND)
+            ]
+            self._demand(not laid, "ended_in_use", f"End of {job.id}, given to {laid}")
             for pod in self._pods_of(job.uid):
                 needed = pod.runs(self.now) and self._covers(job, pod)
                 if pod.record.group is not None and job.uid != pod.record.uid:
@@ -1020,6 +1042,8 @@ class World:
                     OWNER,
                     request.ask.minutes,
                     never=tuple(NodeSet(request.exclude)),
+                    # Slurm looks at its queue at once, or in its next cycle.
+                    starts=self.slurm.serial % 2 == 0,
                 )
                 return ev.GroupQueued(uid, job.id)
             case act.Cover(uid=uid, request=request, indices=indices):
@@ -1389,6 +1413,7 @@ WEIGHTS: dict[str, int] = {
     "wait": 14,
     "poll": 14,
     "poll_late": 4,
+    "look_queued": 2,
     "poll_wrong": 1,
     "tick": 8,
     "make_pod": 7,

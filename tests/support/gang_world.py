@@ -32,6 +32,7 @@ class GangWorld(World):
     )
     gangs_made = 0
     more_weights: ClassVar[Mapping[str, int]] = {
+        "look_queued": 12,
         "make_again": 3,
         "cancel_places": 2,
         "cannot_use": 3,
