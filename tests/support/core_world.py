@@ -624,6 +624,10 @@ class World:
         after = {(j.id, j.comment) for j in self.slurm.jobs.values() if j.state == "RUNNING"}
         for job_id, _ in before - after:
             self._fault(uids[job_id])
+        for pod in self.pods.values():
+            job = self._said(pod) if pod.node else None
+            if job is not None and job.uid in self._uids(pod):
+                job.untold = False  # as `_bind`: it was told, and slurmctld saves that with the job
 
     def node_fails(self, pick: int, how: int) -> None:
         if how % 3:
