@@ -151,7 +151,7 @@ def test_slurmctld_and_the_api_server_restart_and_it_keeps_its_place(
     busy = fill(pool, *pool.slurm.node_names)
     pool.kube.api.create_all(gang("k", 2, 8))
     job = queued(pool, "k")
-    time.sleep(6)  # slurmctld saves its state every 5 s
+    pool.slurm.wait_saved(job)
     pool.slurm.kill9_slurmctld()
     pool.kube.kill9_api()
     pool.slurm.start_slurmctld()

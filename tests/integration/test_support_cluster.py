@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slurm, pytest.mark.kube]
 
 PODS = "/api/v1/namespaces/default/pods"
-STATE_SAVED_S = 6.0
-"""slurmctld saves its jobs at most every 5 s."""
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +130,7 @@ def test_a_node_whose_kubelet_is_dead_keeps_its_deleted_pods(empty: Cluster) -> 
 def test_claims_and_their_indices_outlive_kill_9_of_slurmctld(empty: Cluster) -> None:
     slurm = empty.slurm
     job = claim(empty, "gpu003", 4)
-    time.sleep(STATE_SAVED_S)
+    slurm.wait_saved(job)
     slurm.kill9_slurmctld()
     with pytest.raises(UnreadError):
         Checker(slurm, empty.kube, read_s=1.0).sample()

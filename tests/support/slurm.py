@@ -305,15 +305,36 @@ class SlurmCluster:
     def wait_scheduling(self, timeout_s: float = 30.0) -> None:
         """Wait for the first cycle of the main scheduler.
 
-        Up to 3 s after its start slurmctld grants immediate claims (`-I`) but starts no queued job.
+        Up to 3 s after its start slurmctld grants immediate claims (`-I`) but starts no queued job;
+        one that has recovered jobs may do so only after a minute (`sched_interval`), or when it is
+        given a cause: an update of a node.
         """
 
         def cycled() -> bool:
+            cause = ("scontrol", "update", f"nodename={self.node_names[0]}", "comment=")
+            self.run(*cause, check=False)
             main = self.run("sdiag").partition("Main schedule")[2].partition("Backfilling")[0]
             match = re.search(r"Total cycles:\s*(\d+)", main)
             return match is not None and int(match[1]) > 0
 
         self._wait_for("first scheduling cycle", cycled, timeout_s, "slurmctld")
+
+    def wait_saved(self, job_id: int | str, timeout_s: float = 60.0) -> None:
+        """Wait until a kill of slurmctld costs nothing of a job, and of those before it.
+
+        It saves all jobs at once, 5 s after a change, or later on a busy machine. The job gets a mark
+        (AdminComment), and is saved when that is in the file.
+        """
+        mark = f"saved-{secrets.token_hex(8)}"
+        self.run("scontrol", "update", f"jobid={job_id}", f"admincomment={mark}")
+
+        def is_saved() -> bool:
+            try:
+                return mark.encode() in (self.dir / "state" / "job_state").read_bytes()
+            except FileNotFoundError:
+                return False  # it is being replaced
+
+        self._wait_for(f"job {job_id} is saved", is_saved, timeout_s, "slurmctld")
 
     def job_field(self, job_id: int | str, name: str) -> str:
         """One `Name=value` of `scontrol show job -d -o`, "" when it is not there.

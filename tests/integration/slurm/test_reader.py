@@ -309,7 +309,7 @@ async def test_a_slurmctld_that_is_away_or_hangs_gives_no_snapshot_and_no_answer
         assert time.monotonic() - begun < 8
     finally:
         clean.resume_slurmctld()
-    await asyncio.sleep(6)  # so that the job is saved
+    await asyncio.to_thread(clean.wait_saved, job)
     clean.kill9_slurmctld()
     for question in (reader.snapshot(), reader.job(job), reader.jobs_named("job")):
         with pytest.raises(PeerUnavailable) as caught:
