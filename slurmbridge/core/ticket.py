@@ -286,7 +286,8 @@ def see(state: State, ticket: Ticket, job: SlurmJob | None) -> None:
         elif state.now - ticket.untold_at > UNTOLD_S and gang is not None:
             refuse(state, gang, job, "Slurm does not tell the GPUs that it has given")
     elif not is_live(job):
-        drop(state, ticket.uid)
+        # A reading that began before that may still be to come.
+        give_up(state, ticket.uid, f"Slurm has ended it ({job.state.base})")
         # A claim asked for at once is ended by ourselves where it is not what was asked for.
         if gang is not None and job.state.base == "CANCELLED" and not ticket.now:
             why = f"job {job.id} of the gang was cancelled in Slurm"

@@ -648,6 +648,28 @@ def test_pods_that_are_made_again_after_a_cancel_are_a_new_gang():
     assert only(story.actions, act.QueueGroup).request.members == 2
 
 
+def test_a_reading_from_before_a_cancel_that_comes_in_after_it_makes_it_nobodys_place_again():
+    """It would be seen to be cancelled once more, and the pods that were made since would go."""
+    story = pool(member(0), member(1))
+    queue(story)
+    story.now += 0.5
+    began = story.now - T0
+    story.now += 0.1
+    ended = place(70).state("CANCELLED")
+    story.handle(ev.JobLooked(UID, 70, plain(ended)))
+    story.tick()
+    story.poll(began=began)
+    for i in range(2):
+        story.gone(member(i))
+        story.see(member(i).but(uid=f"uid-new{i}"))
+    story.now += 0.5
+    story.slurm(ended).forget().poll()
+    story.handle(ev.JobLooked(UID, 70, plain(ended)))
+    story.pass_time(25)
+    assert evicted(story) == set()
+    assert only(story.actions, act.QueueGroup).request.members == 2
+
+
 def test_a_place_that_slurmctld_has_forgotten_is_asked_for_again():
     story = pool(member(0), member(1))
     queue(story)
