@@ -76,7 +76,7 @@ def claim_now(
 def on_allocated(state: State, event: GroupAllocated) -> None:
     """The gang's claim is there; `gang` lays the members on it."""
     job = event.job
-    if state.lives_in(event.uid, job.id):
+    if state.lives_in(event.uid, job.id) or _is_ending(state, event.uid, job.id):
         return
     ticket = state.waiting.tickets.get(event.uid)
     if ticket is None or (ticket.job_id and ticket.job_id != job.id):
@@ -88,6 +88,15 @@ def on_allocated(state: State, event: GroupAllocated) -> None:
     ticket.job_id = job.id
     state.ending.pop(job.id, None)
     see(state, ticket, job)
+
+
+def _is_ending(state: State, uid: str, job_id: int) -> bool:
+    """Whether an answer comes late: a reading has shown the job, and it was ended since.
+
+    It is no answer to what has been asked for after that.
+    """
+    ending = state.ending.get(job_id)
+    return ending is not None and ending.claim_id.uid == uid
 
 
 def _touch(state: State, ticket: Ticket) -> None:
@@ -201,7 +210,7 @@ def explain(state: State, gang: GangState) -> dict[str, object] | None:
 
 def on_queued(state: State, event: GroupQueued) -> None:
     """The gang has its place. An answer that comes late may be of one that it lives in by now."""
-    if state.lives_in(event.uid, event.job_id):
+    if state.lives_in(event.uid, event.job_id) or _is_ending(state, event.uid, event.job_id):
         return
     ticket = state.waiting.tickets.get(event.uid)
     if ticket is None or ticket.job_id:

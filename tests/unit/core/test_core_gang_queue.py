@@ -687,6 +687,38 @@ def test_an_answer_that_comes_too_late_is_given_back():
     assert only(story.handle(ev.GroupQueued(UID, 70)), act.End).job_id == 70
 
 
+def test_an_answer_after_the_end_of_what_it_tells_of_is_none_to_what_was_asked_for_since():
+    """A reading has shown the place before: one that Slurm would never start."""
+    story = pool(member(0), member(1))
+    story.pass_time(4.1)
+    held = place(70).but(reason="QOSMaxWallDurationPerJobLimit")
+    story.slurm(held).poll()
+    assert only(story.of(act.End), act.End).job_id == 70
+    story.handle(ev.GroupQueued(UID, 70))
+    story.slurm(place(71)).handle(ev.GroupQueued(UID, 71))
+    ended = place(70).state("CANCELLED")
+    story.slurm(ended).handle(ev.JobLooked(UID, 70, plain(ended)))
+    story.pass_time(5)
+    assert {a.job_id for a in story.of(act.End)} == {70}
+    assert evicted(story) == set()
+    assert story.machine.queued_jobs == {71: UID}
+
+
+def test_nor_is_the_grant_of_a_claim_that_was_given_back_before():
+    story = pool(member(0), member(1), busy=())
+    story.now += 0.1
+    claim = plain(place(70, n1="0-7", n2="0-7"))
+    story.slurm(place(70, n1="0-7", n2="0-7").but(preempted_at=story.now)).poll()
+    assert only(story.of(act.End), act.End).job_id == 70
+    story.now += 4.5
+    story.tick()
+    story.tick()
+    assert len(asked_now(story)) == 2
+    assert none(story.handle(ev.GroupAllocated(UID, claim)), act.Lift)
+    lifted = [a.uid for a in granted(story, 71, n3="0-7", n4="0-7") if isinstance(a, act.Lift)]
+    assert lifted == ["uid-g0", "uid-g1"]
+
+
 def test_a_refused_place_is_told_and_asked_for_again_later():
     story = pool(member(0), member(1))
     story.pass_time(4)
