@@ -145,12 +145,6 @@ def _over(state: State, pod: PodRecord, written: Written) -> ClaimId | None:
     return owner if is_owner(pod, job, owner) else None
 
 
-def is_over(state: State, entry: Entry) -> bool:
-    """Whether the last reading says that the claim of an entry has ended."""
-    job = None if state.snapshot is None else state.snapshot.jobs.get(entry.job_id)
-    return job is not None and state.is_claim_of(job, entry.claim_uid) and not is_live(job)
-
-
 def begin(state: State, entry: Entry, why: str, *, at_once: bool = False) -> None:
     """Cover a pod: at once, or after a reading has shown that it really has no claim.
 

@@ -138,6 +138,12 @@ def _job(state: State, job_id: int) -> SlurmJob | None:
     return None if state.snapshot is None else state.snapshot.jobs.get(job_id)
 
 
+def has_ended(state: State, claim_uid: str, job_id: int) -> bool:
+    """Whether the last reading says that a claim has ended: a job that has does not run again."""
+    job = _job(state, job_id)
+    return job is not None and state.is_claim_of(job, claim_uid) and not is_live(job)
+
+
 def live_claims(state: State, uid: str) -> list[SlurmJob]:
     """The pod's claims in the last reading that nobody has ended, running ones first, by id."""
     jobs = [j for j in state.live.get(uid, ()) if j.id not in state.ending]

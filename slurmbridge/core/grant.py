@@ -22,7 +22,7 @@ from slurmbridge.core.event import (
     Queued,
     UnboundReleased,
 )
-from slurmbridge.core.evidence import is_outdated, others_on
+from slurmbridge.core.evidence import has_ended, is_outdated, others_on
 from slurmbridge.core.settle import drawn, must_queue, request_for
 from slurmbridge.core.state import Entry, Phase, State, asked_gpus
 from slurmbridge.pool.claim import Ask
@@ -184,7 +184,7 @@ def on_allocated(state: State, event: Allocated) -> None:
     is_here = entry is not None and entry.slurm_node == claim.slurm_node
     if entry is not None and is_here and claim.gpus.indices == entry.gpus.indices:
         # Bound before we heard of the grant, with an earlier claim on the same GPUs.
-        if entry.phase is Phase.BOUND and cover.is_over(state, entry):
+        if entry.phase is Phase.BOUND and has_ended(state, entry.claim_uid, entry.job_id):
             cover.begin(state, entry, "Slurm has ended its claim")
         if entry.is_uncovered:
             cover.on_covered(state, Covered(event.uid, claim))

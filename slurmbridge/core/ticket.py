@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from slurmbridge.core import adopted, evict, release
 from slurmbridge.core.action import AllocateGroup, QueueGroup
 from slurmbridge.core.event import GroupAllocated, GroupQueued, GroupRefused, JobLooked
+from slurmbridge.core.evidence import has_ended
 from slurmbridge.core.state import State, is_live, is_running
 from slurmbridge.core.waiting import ABOUT_ASK, Cancel, GangState, Ticket, pause_after
 from slurmbridge.pool.claim import GROUP_UID_PREFIX, GroupRequest
@@ -84,6 +85,11 @@ def on_allocated(state: State, event: GroupAllocated) -> None:
         return
     if state.snapshot is not None and state.snapshot.config.boot_time != ticket.boot:
         wake_gang(state, event.uid)  # slurmctld may have forgotten it: the next reading tells
+        return
+    if has_ended(state, event.uid, job.id):
+        drop(state, event.uid)
+        if (gang := state.waiting.gang_with(event.uid)) is not None:
+            pause(state, gang)
         return
     ticket.job_id = job.id
     state.ending.pop(job.id, None)
@@ -261,7 +267,10 @@ def on_looked(state: State, event: JobLooked) -> bool:
     ticket = state.waiting.tickets.get(event.uid)
     if ticket is None:
         return event.uid.startswith(GROUP_UID_PREFIX)
-    if ticket.job_id == event.job_id:
+    # A look that is older than the last reading says nothing: the next reading asks for another.
+    is_old = event.job is not None and is_live(event.job)
+    is_old = is_old and has_ended(state, event.uid, event.job_id)
+    if ticket.job_id == event.job_id and not is_old:
         see(state, ticket, event.job)
     return True
 

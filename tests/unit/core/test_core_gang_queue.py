@@ -240,6 +240,20 @@ def test_a_reading_from_before_its_start_that_comes_in_after_it_takes_nothing_aw
     assert none(story.pass_time(60), act.End, act.Evict)
 
 
+@pytest.mark.parametrize("state", ["CANCELLED", "NODE_FAIL"])
+def test_a_look_that_saw_it_run_before_a_reading_saw_its_end_lets_nobody_go(state):
+    story = pool(member(0), member(1))
+    queue(story)
+    ended = place(70, n3="0-7", n4="0-7").state(state)
+    story.slurm(ended).pass_time(1)
+    found = story.handle(ev.JobLooked(UID, 70, plain(place(70, n3="0-7", n4="0-7"))))
+    assert none(found, act.Lift)
+    story.pass_time(3)
+    assert len(story.of(act.LookJob)) == 2  # the first may be the one that was answered
+    story.handle(ev.JobLooked(UID, 70, plain(ended)))
+    assert story.machine.queued_jobs == {}
+
+
 def run(story, free=("n3",), **nodes):
     """Queued, started, bound, running; pods by name."""
     queue(story)
@@ -717,6 +731,16 @@ def test_nor_is_the_grant_of_a_claim_that_was_given_back_before():
     assert none(story.handle(ev.GroupAllocated(UID, claim)), act.Lift)
     lifted = [a.uid for a in granted(story, 71, n3="0-7", n4="0-7") if isinstance(a, act.Lift)]
     assert lifted == ["uid-g0", "uid-g1"]
+
+
+def test_nor_is_one_whose_end_a_reading_has_shown():
+    story = pool(member(0), member(1), busy=("n1", "n2"))
+    story.now += 0.1
+    story.slurm(place(70, n3="0-7", n4="0-7").state("NODE_FAIL")).poll()
+    claim = plain(place(70, n3="0-7", n4="0-7"))
+    assert none(story.handle(ev.GroupAllocated(UID, claim)), act.Lift)
+    story.pass_time(6)
+    assert len(asked_now(story)) == 2
 
 
 def test_a_refused_place_is_told_and_asked_for_again_later():

@@ -21,6 +21,7 @@ from tests.support.builders import (
     make_settings,
     none,
     only,
+    plain,
 )
 
 
@@ -545,6 +546,22 @@ def test_a_site_with_defer_queues_and_the_pod_is_woken_when_it_runs(pod):
     story.slurm(make_claim_job(10, pod, "n1", "4-5"))
     assert "slurmbridge.dev/wake" in only(story.poll(at=9), act.AnnotatePod).annotations
     assert only(story.ask(pod, "n1"), act.Reply).gpus == "4-5"
+
+
+def test_a_look_that_saw_a_queued_claim_run_before_a_reading_saw_its_end_holds_nothing(pod):
+    story = Story("n1")
+    story.scheduler = "defer"
+    story.start(pod).ask(pod, "n1")
+    story.slurm(make_claim_job(10, pod).state("PENDING")).handle(ev.Queued("uid-a", 10))
+    story.slurm(make_claim_job(10, pod, "n1", "0-1").state("CANCELLED")).pass_time(1)
+    running = plain(make_claim_job(10, pod, "n1", "0-1"))
+    story.handle(ev.JobLooked("uid-a", 10, running))
+    assert story.phase(pod) == "queued"
+    ended = plain(story.jobs[10])
+    story.pass_time(3)
+    assert only(story.of(act.LookJob)[1:], act.LookJob).job_id == 10
+    story.handle(ev.JobLooked("uid-a", 10, ended))
+    assert story.phase(pod) == ""
 
 
 def test_a_queued_claim_goes_with_its_pod(pod):
