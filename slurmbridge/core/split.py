@@ -88,7 +88,13 @@ def adopt(state: State, uid: str, job: SlurmJob, pods: list[PodRecord]) -> None:
 
     """
     said = [pod for pod in pods if is_bound_with(pod, job) and _is_open(state, pod)]
-    told = [(pod, share) for pod in pods if (share := promised(pod)) and share.job_id == job.id]
+    # One that was let go in this term and has no share any more has had it taken away.
+    told = [
+        (pod, share)
+        for pod in pods
+        if pod.uid in state.book or pod.uid not in state.waiting.lifted
+        if (share := promised(pod)) and share.job_id == job.id
+    ]
     if not said and all(pod.uid in state.book for pod, _ in told):
         return
     spare = Spare(state, uid, job, pods)

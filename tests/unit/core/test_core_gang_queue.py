@@ -291,6 +291,23 @@ def test_a_member_that_is_replaced_gets_the_share_that_its_gang_still_has():
     assert none(story.pass_time(5), act.Allocate, act.QueueGroup)
 
 
+def test_a_share_that_a_member_cannot_use_is_not_given_to_it_again_for_its_own_word():
+    """Its gate came off with the share written on it."""
+    story = pool(member(0), member(1))
+    queue(story)
+    pods = []
+    for lift in [a for a in start(story, n3="0-7", n4="0-7") if isinstance(a, act.Lift)]:
+        pod = member(int(lift.name[1:])).wrote(SHARE=lift.annotations[keys.SHARE])
+        pods.append(pod.but(gates=(), nominated=lift.kube_node))
+        story.see(pod)
+        story.handle(ev.Lifted(lift.uid))
+    story.see(pods[0].on("n3", 70, "0-7"))
+    story.pass_time(2)
+    story.see(pods[1].refused())
+    story.slurm(without=(901,)).forget().pass_time(10)
+    assert only(story.of(act.Allocate), act.Allocate).request.slurm_node == "n1"
+
+
 def test_a_second_gang_of_the_name_leaves_the_claim_of_the_first_alone():
     story = pool(member(0), member(1))
     pods = run(story, n3="0-7", n4="0-7")
