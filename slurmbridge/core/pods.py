@@ -90,8 +90,10 @@ def listed(state: State, pods: tuple[PodRecord, ...]) -> None:
     there = {pod.uid for pod in pods}
     for uid in [u for u in state.pods if u not in there]:
         pod = state.pods[uid]
-        if pod.is_over or (not pod.node and uid not in state.book):
+        if pod.is_over:
             vanish(state, pod, may_run=False)
+        elif not pod.node and uid not in state.book:
+            _forget(state, uid)  # perhaps the list is older than the look that has found it
         else:
             state.missed.setdefault(uid, Missed()).listed = state.now
     state.waiting.others.clear()
@@ -105,6 +107,14 @@ def listed(state: State, pods: tuple[PodRecord, ...]) -> None:
         if known is not None and _is_older(pod, known):
             state.missed.setdefault(pod.uid, Missed()).listed = state.now
     state.pods_listed = True
+
+
+def _forget(state: State, uid: str) -> None:
+    """Know nothing of a pod, not even that it is gone."""
+    state.pods.pop(uid, None)
+    state.missed.pop(uid, None)
+    state.woken.pop(uid, None)
+    state.waiting.forget(uid)
 
 
 def tick(state: State) -> None:
@@ -169,10 +179,7 @@ def on_gone(state: State, event: PodGone) -> None:
 def vanish(state: State, pod: PodRecord, *, may_run: bool) -> None:
     """Forget a pod; its claim has to stay for a while if processes of it may run."""
     state.gone[pod.uid] = Gone(state.now, may_run or release.may_be_left(state, pod))
-    state.pods.pop(pod.uid, None)
-    state.missed.pop(pod.uid, None)
-    state.woken.pop(pod.uid, None)
-    state.waiting.forget(pod.uid)
+    _forget(state, pod.uid)
     entry = state.book.get(pod.uid)
     if entry is not None and entry.phase is not Phase.LINGERING:
         release.on_pod_vanished(state, entry, pod, may_run=may_run)

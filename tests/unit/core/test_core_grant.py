@@ -222,6 +222,16 @@ def test_a_look_that_failed_sends_the_asker_away_to_come_again(story):
     assert kinds(story.ask(pod, "n1")) == ["LookPod"]
 
 
+def test_a_list_that_is_older_than_the_look_that_found_a_pod_does_not_make_it_gone(story):
+    pod = make_pod("new")
+    story.ask(pod, "n1")
+    story.handle(ev.PodLooked("uid-new", plain(pod)))
+    story.handle(ev.AllocateRefused("uid-new", "gpu_busy", "another was faster"))
+    story.handle(ev.PodsListed(()))
+    story.see(pod)
+    assert only(story.ask(pod, "n1"), act.Allocate).uid == "uid-new"
+
+
 def test_a_look_that_the_watch_has_overtaken_does_not_bring_a_deleted_pod_back(story):
     pod = make_pod("new")
     story.ask(pod, "n1")
