@@ -288,7 +288,7 @@ def see(state: State, ticket: Ticket, job: SlurmJob | None) -> None:
         else:
             ticket.missing_at = state.now
         return
-    ticket.missing_at, ticket.boot = None, state.boot
+    ticket.missing_at, ticket.boot, ticket.running = None, state.boot, None
     if job.state.base == "PENDING" and job.reason in TOO_LONG and gang and not gang.is_short:
         gang.is_short = True
         give_up(state, ticket.uid, "Slurm allows no claim of this length")

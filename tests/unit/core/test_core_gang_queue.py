@@ -551,6 +551,20 @@ def test_a_member_that_is_replaced_while_it_waits_costs_no_place():
     assert none(story.pass_time(60), act.End, act.QueueGroup)
 
 
+def test_a_claim_that_is_suspended_before_its_gang_is_whole_again_lets_nobody_go():
+    story = pool(member(0), member(1))
+    queue(story)
+    story.gone(member(1))
+    start(story, n3="0-7", n4="0-7")
+    story.now += 1
+    story.slurm(place(70, n3="0-7", n4="0-7").state("SUSPENDED")).poll()
+    story.see(member(1).but(uid="uid-new"))
+    assert none(story.pass_time(2), act.Lift, act.End)
+    story.slurm(place(70, n3="0-7", n4="0-7"))
+    lifted = [a.uid for a in story.pass_time(1) if isinstance(a, act.Lift)]
+    assert lifted == ["uid-g0", "uid-new"]
+
+
 def test_one_that_stays_away_gives_the_place_back():
     story = pool(member(0), member(1))
     queue(story)
