@@ -175,8 +175,8 @@ class Carrier:
                 await self._lift(action)
             case act.BuildTopology(sources=sources):
                 self._emit(ev.TopologyBuilt(sources, await asyncio.to_thread(make, sources)))
-            case act.LookGroup(key=key, paths=paths, part=part):
-                self._emit(ev.GroupLooked(key, await self._group_object(paths, part)))
+            case act.LookGroup(key=key, paths=paths, part=part, asked=asked):
+                self._emit(ev.GroupLooked(key, await self._group_object(paths, part), asked))
             case act.AnnotatePod(uid=uid, namespace=namespace, name=name, annotations=values):
                 if keys.WAKE in values:
                     self._metrics.wakes.inc()

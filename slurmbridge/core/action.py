@@ -108,11 +108,13 @@ class LookGroup(Action, frozen=True):
     """Read the object that tells a group's size -> GroupLooked.
 
     paths: of the API, without `/`; the first one that is there counts. part: see `SizeFrom`.
+    asked: when, by the machine's clock; the answer says it again.
     """
 
     key: str
     paths: tuple[str, ...]
     part: str = ""
+    asked: float = 0.0
 
 
 class Evict(Action, frozen=True):

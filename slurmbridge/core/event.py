@@ -208,10 +208,14 @@ class Lifted(Event, frozen=True):
 
 
 class GroupLooked(Event, frozen=True):
-    """The object of a group was read; None: it is not there, or tells no size."""
+    """The object of a group was read; None: it is not there, or tells no size.
+
+    asked: `LookGroup.asked`; None: not known.
+    """
 
     key: str
     found: GroupObject | None
+    asked: float | None = None
 
 
 class TopologyRead(Event, frozen=True):

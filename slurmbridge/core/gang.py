@@ -126,9 +126,13 @@ def _is_over(state: State, gang: GangState, until: float) -> bool:
 
 
 def on_looked(state: State, event: GroupLooked) -> None:
-    """The size of a group."""
+    """The size of a group.
+
+    Only the last look counts: one before it may have seen an earlier group's object of the name.
+    """
     gang = state.waiting.gangs.get(event.key)
-    if gang is not None and event.found is not None:
+    is_last = gang is not None and event.asked in (None, gang.asked_at)
+    if gang is not None and is_last and event.found is not None:
         gang.size, gang.made = event.found.size, event.found.made
         gang.in_order = event.found.in_order
         state.waiting.gangs_due.add(event.key)
@@ -434,7 +438,8 @@ def _is_complete(state: State, gang: GangState, members: list[PodRecord]) -> boo
     if gang.size is None:
         if group.size_from is not None and _may_look(state, gang):
             gang.asked_at, gang.looks = state.now, gang.looks + 1
-            state.out.append(LookGroup(gang.key, group.size_from.paths, group.size_from.part))
+            paths, part = group.size_from.paths, group.size_from.part
+            state.out.append(LookGroup(gang.key, paths, part, state.now))
         _wait(state, gang, "group: its size is not known yet")
         return False
     if gang.in_order and group.size_from is not None and not group.size_from.part:

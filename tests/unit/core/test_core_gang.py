@@ -241,6 +241,17 @@ def test_a_second_group_whose_object_has_the_same_name_does_not_count_pods_of_th
     assert set(asked(story.see(of_object("new1")))) == {"uid-new0", "uid-new1"}
 
 
+def test_a_late_look_at_the_object_of_the_first_does_not_tell_the_size_of_the_second():
+    story = pool(of_object("m0"))
+    late = only(story.of(act.LookGroup), act.LookGroup)
+    story.gone(of_object("m0"))
+    story.forget().see(of_object("m0", uid="uid-new0"))
+    look = only(story.of(act.LookGroup), act.LookGroup)
+    assert asked(story.handle(ev.GroupLooked(late.key, GroupObject(1), late.asked))) == {}
+    assert asked(story.handle(ev.GroupLooked(look.key, GroupObject(2), look.asked))) == {}
+    assert set(asked(story.see(of_object("m1")))) == {"uid-new0", "uid-m1"}
+
+
 def test_a_member_that_is_replaced_counts_those_that_were_bound_after_the_object_was_made():
     old = of_object("w0", bound_at=T0 - 100).but(gates=()).on("n1", 7, "0-7")
     story = pool(old, jobs=(make_claim_job(7, old, "n1", "0-7"),))
