@@ -179,8 +179,13 @@ def on_allocated(state: State, event: Allocated) -> None:
     """Slurm granted: the claim is held, and the askers may bind."""
     claim = event.claim
     entry = state.book.get(event.uid)
-    if entry is not None and entry.job_id == claim.job_id and entry.claim is not None:
-        return
+    waits = entry is not None and entry.phase in (Phase.ASKING, Phase.DOUBT, Phase.QUEUED)
+    if (
+        entry is not None
+        and entry.job_id == claim.job_id
+        and (entry.claim is not None or not waits)
+    ):
+        return  # a reading was faster
     is_here = entry is not None and entry.slurm_node == claim.slurm_node
     if entry is not None and is_here and claim.gpus.indices == entry.gpus.indices:
         # Bound before we heard of the grant, with an earlier claim on the same GPUs.
@@ -189,7 +194,6 @@ def on_allocated(state: State, event: Allocated) -> None:
         if entry.is_uncovered:
             cover.on_covered(state, Covered(event.uid, claim))
             return
-    waits = entry is not None and entry.phase in (Phase.ASKING, Phase.DOUBT, Phase.QUEUED)
     if entry is None or not waits or entry.slurm_node != claim.slurm_node:
         # Nobody waits for it any more (the pod went away, has another, or asks for another node by
         # now): the sweep would find it, but giving it back now is quicker.

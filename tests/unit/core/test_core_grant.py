@@ -321,6 +321,19 @@ def test_a_pod_bound_before_we_heard_of_its_grant_is_covered_by_it(story, pod):
 # Doubt: asked, and no clear answer.
 
 
+def test_a_late_answer_does_not_end_the_claim_of_a_pod_that_has_to_go(story, pod):
+    """A reading was faster; nobody knows which GPUs the pod uses until it is gone."""
+    story.see(pod)
+    story.ask(pod, "n1")
+    story.slurm(make_claim_job(10, pod, "n1", "0-1"))
+    story.see(pod.on("n1", 9, "2-3"))
+    story.now += 1
+    story.poll()
+    assert (story.phase(pod), story.entry(pod).job_id) == ("lost", 10)
+    claim = make_claim(10, pod, "n1", "0-1", granted=story.now - 0.9)
+    assert none(story.handle(ev.Allocated("uid-a", claim)), act.End)
+
+
 def test_a_doubtful_claim_that_was_made_is_found_and_its_pod_woken(story, pod):
     story.ask(pod, "n1")
     found = story.handle(ev.AllocateUnknown("uid-a", 0, "timeout"))
