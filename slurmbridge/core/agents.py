@@ -163,7 +163,7 @@ def is_left(
         uid: of the pod.
         since: `State.moment` at which we had learnt that the pod is over or gone.
         boot_id: of the node at that moment, "" when not known.
-        until: the deletion of its Node object proves nothing before that.
+        until: the deletion of its Node object proves nothing before that, nor does a reboot.
 
     Returns:
         True: an agent's word or a fence says so. False: the agent sees something, or its word has
@@ -228,9 +228,10 @@ def are_clear(
 def _is_fenced(state: State, name: str, boot_id: str, until: float = 0.0) -> bool:
     """Whether no process of before can run on a node: deleted, taken out of service, rebooted.
 
-    A deleted Node object says little of its machine, and its kubelet may still be stopping what ran
-    there: that counts after a while, and not before `until`. While other pods are there by its name
-    it is the list of nodes that is wrong.
+    A reboot may be told late: a pod that went just before that may have been started again on the
+    new boot, so it counts not before `until`. A deleted Node object says little of its machine, and
+    its kubelet may still be stopping what ran there: that counts after a while, and not before
+    `until`. While other pods are there by its name it is the list of nodes that is wrong.
     """
     if not state.nodes_listed or not name:
         return False
@@ -240,7 +241,8 @@ def _is_fenced(state: State, name: str, boot_id: str, until: float = 0.0) -> boo
         if since is None or state.has_pods(name):
             return False
         return state.now >= max(until, since + state.settings.linger_s)
-    return node.fenced or (bool(boot_id) and node.boot_id not in ("", boot_id))
+    is_rebooted = bool(boot_id) and node.boot_id not in ("", boot_id)
+    return node.fenced or (is_rebooted and state.now >= until)
 
 
 def orders(state: State, node: str) -> NodeOrders | None:

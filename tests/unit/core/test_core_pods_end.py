@@ -86,6 +86,17 @@ def test_a_force_deleted_pod_keeps_its_claim_while_its_processes_may_run(story, 
     assert {a.job_id for a in story.pass_time(4) if isinstance(a, act.End)} == {10}
 
 
+def test_a_reboot_that_is_told_after_its_deletion_may_have_been_before_it(pod):
+    """It may have been started again since, and its kubelet be stopping it."""
+    story = Story("n1")
+    story.kube_nodes["n1"].but(boot_id="boot-1")
+    story.start(pod).run(pod, 10, "n1", "0-1").forget()
+    story.gone(pod)
+    story.handle(ev.NodeChanged(plain(story.kube_nodes["n1"].but(boot_id="boot-2"))))
+    assert none(story.pass_time(29), act.End)
+    assert only(story.pass_time(3), act.End).job_id == 10
+
+
 def test_a_long_grace_is_waited_for(story, pod):
     story.see(pod.but(grace_s=120))
     story.gone(pod)
