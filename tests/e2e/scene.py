@@ -100,20 +100,16 @@ def claims(cluster: Cluster, states: str = "R,PD") -> dict[int, str]:
     return {int(job): comment for job, _, comment in rows}
 
 
-def assert_each_pod_has_one_claim(cluster: Cluster) -> None:
-    """Every live bound pod exactly one claim, every claim exactly one pod."""
+def settled(cluster: Cluster) -> bool:
+    """Whether every live bound pod has exactly one claim, and every claim exactly one pod, now."""
     pods = {p["metadata"]["uid"] for p in bound(cluster) if asks_for_gpus(p)}
     uids = [c.partition(" pod=")[2].partition(" ")[0] for c in claims(cluster).values()]
-    assert sorted(uids) == sorted(pods)
+    return sorted(uids) == sorted(pods)
 
 
-def settled(cluster: Cluster) -> bool:
-    """Whether claims and live bound pods match one to one now."""
-    try:
-        assert_each_pod_has_one_claim(cluster)
-    except AssertionError:
-        return False
-    return True
+def assert_each_pod_has_one_claim(cluster: Cluster) -> None:
+    """As `settled`, once what is given back has ended in Slurm too."""
+    wait_for("each pod has one claim and each claim one pod", lambda: settled(cluster), 30)
 
 
 def delete_all(cluster: Cluster, names: Iterable[str] | None = None) -> None:
