@@ -26,6 +26,7 @@ PLACES = {
     "tests/integration": "hollow nodes",
     "tests/meta": "hollow nodes",
     "tests/perf": "hollow nodes",
+    "tests/e2e/test_waiting_queue.py": "hollow nodes",
     "tests/e2e/test_chaos.py": "hollow nodes",
 }
 """Groups of tests, in the order in which they run: what compares rates, or judges how long things
