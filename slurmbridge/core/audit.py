@@ -14,9 +14,9 @@ import msgspec
 from slurmbridge.core import cover, evict, release, settle, sweep
 from slurmbridge.core.action import Extend, LookJob, Tell
 from slurmbridge.core.event import Extended, JobLooked
-from slurmbridge.core.evidence import fits, has_ended, is_elsewhere
+from slurmbridge.core.evidence import fits, is_elsewhere, is_old
 from slurmbridge.core.settle import write_down
-from slurmbridge.core.state import Entry, Phase, State, is_live, is_running
+from slurmbridge.core.state import Entry, Phase, State, is_running
 from slurmbridge.pool import keys
 from slurmbridge.pool.claim import ClaimId
 from slurmbridge.pool.record import SlurmJob
@@ -195,8 +195,8 @@ def on_job_looked(state: State, event: JobLooked) -> None:
     entry.looking = None
     job = event.job
     if job is not None and state.is_claim_of(job, entry.claim_uid):
-        if is_live(job) and has_ended(state, entry.claim_uid, job.id):
-            return  # the look is older than the reading: the next one asks for another
+        if is_old(state, entry.claim_uid, job):
+            return  # the next reading asks for another look
         if is_running(job) and _has_moved(entry, job):
             _lose(state, entry, f"Slurm holds other GPUs for the claim by now (job {job.id})")
         elif is_running(job):

@@ -144,6 +144,11 @@ def has_ended(state: State, claim_uid: str, job_id: int) -> bool:
     return job is not None and state.is_claim_of(job, claim_uid) and not is_live(job)
 
 
+def is_old(state: State, claim_uid: str, job: SlurmJob | None) -> bool:
+    """Whether a look at a claim is older than the last reading: it says nothing any more."""
+    return job is not None and is_live(job) and has_ended(state, claim_uid, job.id)
+
+
 def live_claims(state: State, uid: str) -> list[SlurmJob]:
     """The pod's claims in the last reading that nobody has ended, running ones first, by id."""
     jobs = [j for j in state.live.get(uid, ()) if j.id not in state.ending]

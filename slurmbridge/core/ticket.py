@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from slurmbridge.core import adopted, evict, release
 from slurmbridge.core.action import AllocateGroup, QueueGroup
 from slurmbridge.core.event import GroupAllocated, GroupQueued, GroupRefused, JobLooked
-from slurmbridge.core.evidence import has_ended
+from slurmbridge.core.evidence import has_ended, is_old
 from slurmbridge.core.state import State, is_live, is_running
 from slurmbridge.core.waiting import ABOUT_ASK, Cancel, GangState, Ticket, pause_after
 from slurmbridge.pool.claim import GROUP_UID_PREFIX, GroupRequest
@@ -267,10 +267,8 @@ def on_looked(state: State, event: JobLooked) -> bool:
     ticket = state.waiting.tickets.get(event.uid)
     if ticket is None:
         return event.uid.startswith(GROUP_UID_PREFIX)
-    # A look that is older than the last reading says nothing: the next reading asks for another.
-    is_old = event.job is not None and is_live(event.job)
-    is_old = is_old and has_ended(state, event.uid, event.job_id)
-    if ticket.job_id == event.job_id and not is_old:
+    # After an old look the next reading asks for another.
+    if ticket.job_id == event.job_id and not is_old(state, event.uid, event.job):
         see(state, ticket, event.job)
     return True
 

@@ -144,7 +144,7 @@ class NodeChecker:
     def _process(uid: str, pid: str) -> PodSeen | None:
         try:
             environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            names = os.listdir(f"/proc/{pid}/root/dev")
+            names = os.listdir(Path("/proc", pid, "root", "dev"))
         except OSError:
             return None
         visible = [e.partition(b"=")[2].decode() for e in environ if e.startswith(b"NVIDIA_VIS")]
