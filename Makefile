@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
 .PHONY: help prerequisites venv cluster demo soak chaos test test-unit test-node test-gpu test-fast lint types arch fmt proto docs \
-	manifests bench-extender bench-pack bench-planned ci clean
+	manifests bench-extender bench-pack bench-planned bench-queue ci clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -80,6 +80,9 @@ bench-planned: venv ## pods per second at 5,000 nodes: stock, reactive, planned 
 
 bench-pack: venv ## a gang of 64 in 5,000 nodes, packed by arrays and by NetworkX walks
 	@$(BIN)/python -m bench.pack
+
+bench-queue: venv ## creation to Binding with 5,000 held jobs in Slurm, and without
+	@$(BIN)/python -m bench.waiting_queue $(ARGS)
 
 ci: lint types arch test ## what CI runs
 

@@ -26,11 +26,10 @@ PLACES = {
     "tests/integration": "hollow nodes",
     "tests/meta": "hollow nodes",
     "tests/perf": "hollow nodes",
-    "tests/e2e/test_waiting_queue.py": "hollow nodes",
     "tests/e2e/test_chaos.py": "hollow nodes",
 }
-"""Groups of tests, in the order in which they run: what compares rates, or judges how long things
-take, comes last, when the other process has ended."""
+"""Groups of tests, in the order in which they run. Chaos comes last: its judge looks as often as it
+can, when the other process has ended."""
 
 
 class Groups(LoadScopeScheduling):
