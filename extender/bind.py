@@ -3,8 +3,10 @@
 kube-scheduler calls bind once and takes silence for failure: after `httpTimeout` it tries the pod
 again from the start, though the Binding may have been posted (kubernetes/kubernetes#96579). So a
 bind that has begun is carried to its end whoever still listens, a second call for the same pod and
-node joins the first or is told its success, and a call for another node is refused while the fate
-of the first is open.
+node joins the first, and a call for another node is refused while the fate of the first is open.
+That a pod was bound is not remembered: once its bind has ended only the API server says so, which
+may have been set back since, and a success that is none would hide the pod from kube-scheduler,
+until that is started anew.
 
 What is not known stays: a claim whose Binding may exist is left to the bridge, which looks at the
 pod itself before it ends anything.
@@ -13,7 +15,6 @@ pod itself before it ends anything.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Final, NamedTuple, Protocol
 
@@ -35,8 +36,6 @@ kube-scheduler waits by default."""
 LEAST_TRY_S: Final = 0.2
 LOOK_S: Final = 1.0
 RELEASE_S: Final = 2.0
-MAX_BOUND: Final = 8192
-"""Pods remembered as bound, so that a repeated call costs nothing."""
 TEXT_CHARS: Final = 256
 
 
@@ -107,7 +106,6 @@ class Binder:
         self._inflight = inflight
         self._clock = clock
         self._running: dict[str, tuple[str, asyncio.Task[Outcome]]] = {}
-        self._bound: OrderedDict[str, str] = OrderedDict()
         self._releases: set[asyncio.Task[None]] = set()
 
     async def bind(self, bind: Bind, *, in_pool: bool, term: str, cause: str) -> Outcome:
@@ -120,8 +118,6 @@ class Binder:
             cause: id for both logs.
 
         """
-        if (node := self._bound.get(bind.uid)) is not None:
-            return BOUND if node == bind.node else _elsewhere()
         if (running := self._running.get(bind.uid)) is not None:
             if running[0] != bind.node:
                 return _elsewhere()
@@ -207,9 +203,6 @@ class Binder:
                     )
             else:
                 break
-        self._bound[bind.uid] = bind.node
-        if len(self._bound) > MAX_BOUND:
-            self._bound.popitem(last=False)
         _log.info("bound", node=bind.node, claim=annotations.get(keys.CLAIM, ""))
         return BOUND
 
