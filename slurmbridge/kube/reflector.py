@@ -13,8 +13,12 @@ One `step` is finite: a full list where no version is known, then one watch unti
 
 Failures, each seen elsewhere: 410 as HTTP status or as ERROR event in a 200 stream (relist); a
 server that closes each watch at once (growing delays, relist after some); silence without a reset
-(idle limit, relist); a torn line (resume); a version from the future after a restore of etcd (looks
-like silence: relist).
+(idle limit, relist); a torn line (resume); a server that was away (relist).
+
+A server that was away may have been set back: its etcd was restored from a backup. Our version
+then lies in its future. It takes the watch all the same, and leaves out what happens until it has
+counted so far once more (kubernetes/kubernetes#107457): where that is soon, no silence would ever
+tell. Nobody restores an etcd so fast that no try in between fails.
 
 Source: Kubernetes API concepts, "Efficient detection of changes"; bookmarks come once a minute
 (measured on 1.37).
@@ -31,10 +35,11 @@ from slurmbridge.kube.backoff import Backoff
 from slurmbridge.kube.status import PEER, Answer, error_of, read_status
 from slurmbridge.pool.errors import (
     AnswerTooLong,
+    PeerBusy,
     PeerError,
     PeerProtocolError,
     PeerRejected,
-    PeerTimeout,
+    PeerUnavailable,
     SlurmBridgeError,
 )
 
@@ -332,10 +337,12 @@ class Reflector(Generic[_T]):
         """How much an error speaks against the version that we watch from."""
         if isinstance(error, PeerRejected) and error.reason == "gone":
             return MOST_EMPTY
-        if isinstance(error, PeerTimeout) and not self._heard_in_watch:
-            # Not even a bookmark: a server that is dead, or does not know our version yet.
-            return MOST_EMPTY
-        return 1 if isinstance(error, PeerProtocolError) else 0
+        if isinstance(error, PeerProtocolError):
+            return 1
+        if isinstance(error, PeerUnavailable) and not isinstance(error, PeerBusy):
+            # Not even a bookmark: a server that is dead, was set back, or lies behind our version.
+            return 0 if self._heard_in_watch else MOST_EMPTY
+        return 0
 
     def _doubt(self, weight: int) -> None:
         """Count what speaks against the version, and forget it when that is enough."""

@@ -16,6 +16,7 @@ import msgspec
 
 from slurmbridge.pool.errors import (
     Conflict,
+    PeerBusy,
     PeerError,
     PeerProtocolError,
     PeerRejected,
@@ -109,8 +110,9 @@ def error_of(op: str, answer: Answer) -> PeerError:
     Returns:
         PeerRejected with reason `auth` (401), `forbidden` (403), `notfound` (404 about a named
         object), `unserved` (404 about anything else), `gone` (410), `invalid` (400, 422 ...);
-        Conflict with reason `exists` or `conflict` (409); PeerUnavailable (429, 5xx), with
-        `retry_after_s` where given; PeerProtocolError where it is no answer of Kubernetes.
+        Conflict with reason `exists` or `conflict` (409); PeerBusy (429) and PeerUnavailable
+        (5xx), with `retry_after_s` where given; PeerProtocolError where it is no answer of
+        Kubernetes.
 
     """
     code, status = answer.code, answer.status
@@ -121,7 +123,9 @@ def error_of(op: str, answer: Answer) -> PeerError:
         return PeerRejected(PEER, op, text, "auth")
     if code == HTTPStatus.FORBIDDEN:
         return PeerRejected(PEER, op, text, "forbidden")
-    if code == HTTPStatus.TOO_MANY_REQUESTS or code >= HTTPStatus.INTERNAL_SERVER_ERROR:
+    if code == HTTPStatus.TOO_MANY_REQUESTS:
+        return PeerBusy(PEER, op, text, _retry_after(answer, status))
+    if code >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return PeerUnavailable(PEER, op, text, _retry_after(answer, status))
     if code == HTTPStatus.NOT_FOUND:
         named = status is not None and status.reason == "NotFound" and status.details is not None

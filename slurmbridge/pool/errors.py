@@ -81,6 +81,10 @@ class PeerTimeout(PeerUnavailable):
     """The deadline passed. The request may have been carried out."""
 
 
+class PeerBusy(PeerUnavailable):
+    """The peer is there, and asks us to come again later (HTTP 429)."""
+
+
 class ClaimUncertain(PeerUnavailable):
     """A claim was asked for, and nobody could say what became of it: it may exist.
 

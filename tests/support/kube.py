@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -510,6 +511,29 @@ class KubeCluster:
             "--unsafe-no-fsync",
             "--log-level=error",
         )
+
+    def save_etcd(self) -> Path:
+        """A backup: what etcd has on its disk now; it stands still meanwhile."""
+        saved = self._dir / f"etcd.{time.monotonic_ns()}"
+        self.send("etcd", signal.SIGSTOP)
+        try:
+            shutil.copytree(self._dir / "etcd", saved)
+        finally:
+            self.send("etcd", signal.SIGCONT)
+        return saved
+
+    def restore_etcd(self, saved: Path) -> None:
+        """Set the API server back to a backup of `save_etcd`: both are killed and started again.
+
+        Kubernetes' documentation has kube-scheduler and the controllers started anew afterwards:
+        that is the caller's.
+        """
+        self.kill9_api()
+        self.kill9("etcd")
+        shutil.rmtree(self._dir / "etcd")
+        shutil.copytree(saved, self._dir / "etcd")
+        self.start_etcd()
+        self.start_api()
 
     def _serving(self, port: int) -> list[str]:
         certificate = self._server_certificate

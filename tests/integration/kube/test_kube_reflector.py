@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from slurmbridge.clock import SystemClock
+from slurmbridge.kube.access import Access
 from slurmbridge.kube.reflector import Added, Change, Deleted, Listed, Modified, Reflector
 from slurmbridge.kube.session import MAX_ANSWER_BYTES, KubeSession, resource_path
 from slurmbridge.pool.errors import SlurmBridgeError
@@ -30,6 +31,7 @@ from tests.support.fault_proxy import (
     status_body,
     watches,
 )
+from tests.support.fixtures import KubeFactory
 from tests.support.kube import KubeCluster
 from tests.support.kube_objects import GPU, node, pod
 
@@ -279,7 +281,7 @@ async def test_410_on_each_watch_does_not_become_a_storm_of_lists(
         assert proxy.count(lists) <= 6
 
 
-async def test_an_api_server_that_is_killed_and_comes_back_is_followed_without_a_new_list(
+async def test_an_api_server_that_is_killed_and_comes_back_is_followed(
     kube: KubeCluster, session: KubeSession, pods: Pods, namespace: str
 ) -> None:
     pods.add("a")
@@ -290,7 +292,27 @@ async def test_an_api_server_that_is_killed_and_comes_back_is_followed_without_a
         pods.add("b")
         pods.remove("a")
         await mirror.until(lambda: mirror.known.keys() == {"b"}, within_s=20)
-        assert mirror.reflector.lists == 1
+
+
+async def test_an_api_server_that_is_set_back_is_believed_from_the_first_moment(
+    kube_cluster: KubeFactory,
+) -> None:
+    """Its versions soon are those again that we have seen: what is there now has to be listed."""
+    kube = await asyncio.to_thread(kube_cluster)
+    async with KubeSession(Access.from_kubeconfig(str(kube.kubeconfig), SystemClock())) as session:
+        pods = Pods(kube, "default")
+        pods.add("a")
+        async with running(Mirror(session, "default")) as mirror:
+            saved = await asyncio.to_thread(kube.save_etcd)
+            pods.add("b", "c")
+            pods.remove("a")
+            await mirror.until(lambda: mirror.known.keys() == {"b", "c"})
+            await asyncio.to_thread(kube.restore_etcd, saved)
+            for i in range(20):
+                pods.note("a", f"{i}")
+            await mirror.until(lambda: mirror.known.keys() == {"a"}, within_s=20)
+            pods.add("d")
+            await mirror.until(lambda: mirror.known.keys() == {"a", "d"}, within_s=20)
 
 
 async def test_an_api_server_that_stands_still_is_noticed(

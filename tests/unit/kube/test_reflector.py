@@ -25,6 +25,7 @@ from slurmbridge.kube.reflector import (
 from slurmbridge.pool.errors import (
     AnswerTooLong,
     ParseError,
+    PeerBusy,
     PeerError,
     PeerProtocolError,
     PeerRejected,
@@ -84,6 +85,7 @@ def error_line(code: int) -> bytes:
 
 GONE = PeerRejected(PEER, "WATCH", "HTTP 410", "gone")
 DOWN = PeerUnavailable(PEER, "WATCH", "connection refused")
+BUSY = PeerBusy(PEER, "WATCH", "HTTP 429")
 SILENT = PeerTimeout(PEER, "WATCH", "idle")
 
 Script = list[bytes | Exception]
@@ -291,16 +293,33 @@ async def test_a_server_that_closes_each_watch_at_once_is_asked_ever_less_often(
 
 
 async def test_a_watch_that_says_something_resets_the_delay() -> None:
-    story = Story([listing(1), listing(2)], [[GONE], [bookmark(3), DOWN], [DOWN], [bookmark(4)]])
+    story = Story([listing(1), listing(2)], [[GONE], [bookmark(3), DOWN], [BUSY], [bookmark(4)]])
     first, after_talk, second, last = await story.steps(4)
     assert (first, after_talk, second, last) == (0.1, 0.1, 0.2, SPACE_S)
 
 
 async def test_a_lost_connection_goes_on_without_a_list() -> None:
-    story = Story([listing(5)], [[event("ADDED", "a", 6), DOWN], [DOWN], [DOWN], [bookmark(7)]])
+    story = Story([listing(5)], [[event("ADDED", "a", 6), DOWN], [bookmark(7)]])
+    await story.steps(2)
+    assert story.reflector.lists == 1
+    assert story.server.watched == ["5", "6"]
+
+
+async def test_a_server_that_was_away_may_have_been_set_back_and_is_listed() -> None:
+    """It takes a version of its future, and leaves out what happens until it is there again."""
+    story = Story(
+        [listing(500, obj("a", 400)), listing(20, obj("a", 10))],
+        [[event("MODIFIED", "a", 501), DOWN], [DOWN], [event("MODIFIED", "a", 21)]],
+    )
+    await story.steps(3)
+    assert story.names == ["list+a", "modified a", "list+a", "modified a"]
+    assert story.server.watched == ["500", "501", "20"]
+
+
+async def test_a_server_that_is_busy_was_not_away() -> None:
+    story = Story([listing(5)], [[BUSY], [BUSY], [BUSY], [bookmark(7)]])
     await story.steps(4)
     assert story.reflector.lists == 1
-    assert story.server.watched == ["5", "6", "6", "6"]
 
 
 async def test_silence_from_the_first_moment_leads_to_a_list() -> None:
@@ -350,10 +369,12 @@ async def test_a_list_with_an_odd_object_is_no_list() -> None:
     assert story.reflector.age_s == float("inf")
 
 
-async def test_an_error_event_other_than_gone_keeps_the_version() -> None:
-    story = Story([listing(5)], [[error_line(500)], [bookmark(6)]])
-    await story.steps(2)
-    assert story.server.watched == ["5", "5"]
+async def test_an_error_event_other_than_gone_keeps_the_version_where_the_watch_has_spoken() -> (
+    None
+):
+    story = Story([listing(5), listing(7)], [[bookmark(6), error_line(500)], [error_line(500)], []])
+    await story.steps(3)
+    assert story.server.watched == ["5", "6", "7"]
     assert type(story.errors[0]) is PeerUnavailable
 
 

@@ -9,6 +9,7 @@ import pytest
 from slurmbridge.kube.status import MOST_RETRY_S, Answer, error_of, read_status
 from slurmbridge.pool.errors import (
     Conflict,
+    PeerBusy,
     PeerError,
     PeerProtocolError,
     PeerRejected,
@@ -55,7 +56,7 @@ def test_a_definite_no_has_a_reason(answer: Answer, kind: type[PeerError], reaso
 
 
 SILENCES = {
-    "overloaded": (status(429, "TooManyRequests"), PeerUnavailable),
+    "overloaded": (status(429, "TooManyRequests"), PeerBusy),
     "server error": (status(500, "InternalError"), PeerUnavailable),
     "no leader in etcd": (status(503, "ServiceUnavailable"), PeerUnavailable),
     "gateway": (Answer(502, HTML), PeerUnavailable),
