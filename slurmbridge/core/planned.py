@@ -138,6 +138,10 @@ def on_pod(state: State, pod: PodRecord, known: PodRecord | None) -> None:
         ):
             waiting.consider.add(pod.uid)
         return
+    if entry.phase is Phase.HELD and known and len(known.gates) > 1 and lift.is_gated(pod):
+        # Behind another gate again (the API server was set back), which somebody has taken off.
+        lift.on_held(state, entry)
+        return
     if entry.phase is not Phase.HELD or not entry.planned or pod.gates:
         return
     was_told = known is not None and known.waiting_on_us

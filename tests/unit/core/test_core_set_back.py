@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slurmbridge.core import action as act
 from slurmbridge.core import event as ev
+from slurmbridge.pool import keys
 from tests.support.builders import Story, make_claim_job, make_pod, none, only, plain
 
 
@@ -146,6 +147,17 @@ def test_a_pod_is_claimed_anew_beside_a_claim_that_is_kept_for_what_may_run(pod)
     story.slurm(make_claim_job(11, pod, "n2", "0-1"))
     assert {a.job_id for a in story.pass_time(5) if isinstance(a, act.End)} <= {10}
     assert story.entry(pod).job_id == 11
+
+
+def test_a_pod_behind_two_gates_again_is_let_go_in_its_claim_once_the_other_is_off():
+    """Its claim is of the time before; nobody plans behind another's gate."""
+    pod = make_pod("a").gpus(2).but(gates=("example.org/quota", keys.GATE))
+    story = Story("n1").slurm(make_claim_job(10, pod, "n1", "0-1")).start(pod)
+    assert story.phase(pod) == "held"
+    assert none(story.pass_time(3), act.Lift)
+    lifted = only(story.see(pod.but(gates=(keys.GATE,))), act.Lift)
+    assert (lifted.kube_node, lifted.gate) == ("n1", keys.GATE)
+    assert none(story.pass_time(3), act.Lift)
 
 
 def test_a_look_that_is_older_than_a_list_does_not_contradict_it(story, pod):
