@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Self
 import grpc
 
 from slurmbridge.node._gen import podresources_pb2 as pb
+from tests.support.cadence import Cadence
 from tests.support.node_pool import RESOURCE, indices
 
 if TYPE_CHECKING:
@@ -74,11 +75,12 @@ class NodeChecker:
             channel.close()
 
     def _run(self) -> None:
+        cadence = Cadence(self.every_s)
         while not self._stop.is_set():
             began = time.monotonic()
             self.sample()
             self.cost_s += time.monotonic() - began
-            self._stop.wait(max(0.0, self.every_s - (time.monotonic() - began)))
+            self._stop.wait(cadence.pause_s())
 
     def sample(self) -> None:
         """One look at everything."""
@@ -167,13 +169,23 @@ class NodeChecker:
         return found
 
     def _list(self, node: str) -> list[tuple[str, frozenset[str]]]:
+        return self._listed(self._ask(node))
+
+    def _ask(self, node: str) -> grpc.CallFuture[pb.ListPodResourcesResponse]:
+        """Ask a kubelet for its table, without waiting."""
         call = self._channels[node].unary_unary(
             "/v1.PodResourcesLister/List",
             pb.ListPodResourcesRequest.SerializeToString,
             pb.ListPodResourcesResponse.FromString,
         )
+        return call.future(pb.ListPodResourcesRequest(), timeout=1)
+
+    @staticmethod
+    def _listed(
+        asked: grpc.CallFuture[pb.ListPodResourcesResponse],
+    ) -> list[tuple[str, frozenset[str]]]:
         try:
-            answer = call(pb.ListPodResourcesRequest(), timeout=1)
+            answer = asked.result()
         except grpc.RpcError:
             return []
         return [

@@ -16,22 +16,25 @@ MARK = "SLURMBRIDGE_TEST_NATIVE"
 
 
 def native_processes(
-    folder: str, node: str, proc: str = "/proc"
-) -> dict[int, tuple[str, set[int]]]:
-    """Process id -> (job id, its GPUs), of native jobs on a node of the cluster in `folder`."""
-    marks = {f"{MARK}={folder}".encode(), f"SLURMD_NODENAME={node}".encode()}
-    found = {}
+    folder: str, proc: str = "/proc"
+) -> dict[str, dict[int, tuple[str, set[int]]]]:
+    """Node -> process id -> (job id, its GPUs), of native jobs of the cluster in `folder`."""
+    mark = f"{MARK}={folder}".encode()
+    found: dict[str, dict[int, tuple[str, set[int]]]] = {}
     for name in os.listdir(proc):
         if not name.isdigit():
             continue
         try:
-            entries = set(Path(proc, name, "environ").read_bytes().split(b"\0"))
+            entries = Path(proc, name, "environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if marks <= entries:
+        if mark in entries:
             said = dict(e.decode(errors="replace").split("=", 1) for e in entries if b"=" in e)
-            gpus = said.get("SLURM_JOB_GPUS", "")
-            found[int(name)] = (said["SLURM_JOB_ID"], {int(i) for i in gpus.split(",") if i})
+            if "SLURMD_NODENAME" not in said:
+                continue
+            held = {int(i) for i in said.get("SLURM_JOB_GPUS", "").split(",") if i}
+            on_node = found.setdefault(said["SLURMD_NODENAME"], {})
+            on_node[int(name)] = (said["SLURM_JOB_ID"], held)
     return found
 
 
@@ -40,7 +43,7 @@ def play(folder: str, node: str) -> None:
 
     def usage(_: FileInventory) -> dict[str, Usage]:
         pids: dict[str, list[int]] = {}
-        for pid, (_job, gpus) in native_processes(folder, node).items():
+        for pid, (_job, gpus) in native_processes(folder).get(node, {}).items():
             for index in gpus:
                 pids.setdefault(f"GPU-{node}-{index}", []).append(pid)
         return {uuid: Usage(pids=tuple(found)) for uuid, found in pids.items()}

@@ -2,7 +2,8 @@
 
 Of each node: the agent's table (its file), the kubelet's (PodResources), the environment and device
 nodes of the pods' processes, and the native jobs' processes. Only who has a process before and after
-the tables were read is an owner. What two processes took at the same time in between is told by the
+the tables were read is an owner. All nodes are looked at together: the processes of one machine are
+read twice a look, and the kubelets answer side by side. What two processes took at the same time in between is told by the
 lock that everybody takes on his GPUs (`NodePool.overlaps`).
 """
 
@@ -65,12 +66,14 @@ class Devices(NodeChecker):
 
     def sample(self) -> None:
         """One look at every node."""
+        before = self._owners()
+        asked = {node: self._ask(node) for node in self.pool.names}
+        tables = {node: self._book(node) for node in self.pool.names}
+        listed = {node: dict(self._listed(answer)) for node, answer in asked.items()}
+        after = self._owners()
         for node in self.pool.names:
-            before = self._owners(node)
-            table, listed = self._book(node), self._list(node)
-            after = self._owners(node)
-            stood = {who: held for who, held in before.items() if who in after}
-            self._judge(node, stood, table, dict(listed))
+            stood = {who: held for who, held in before[node].items() if who in after[node]}
+            self._judge(node, stood, tables[node], listed[node])
         self.samples += 1
 
     def overlaps_found(self) -> list[str]:
@@ -80,11 +83,14 @@ class Devices(NodeChecker):
         others = [line for line in caught if line.split()[0] != line.split()[-1]]
         return self.double_owned + [f"lock: {line}" for line in others]
 
-    def _owners(self, node: str) -> dict[str, PodSeen | set[int]]:
-        """Pods (by UID) and native jobs (`job N`) with living processes."""
-        found: dict[str, PodSeen | set[int]] = dict(self._pods(node))
-        for job, gpus in native_processes(str(self.pool.slurm.dir), node).values():
-            found[f"job {job}"] = gpus
+    def _owners(self) -> dict[str, dict[str, PodSeen | set[int]]]:
+        """Pods (by UID) and native jobs (`job N`) with living processes, by node."""
+        native = native_processes(str(self.pool.slurm.dir))
+        found: dict[str, dict[str, PodSeen | set[int]]] = {}
+        for node in self.pool.names:
+            found[node] = dict(self._pods(node))
+            for job, gpus in native.get(node, {}).values():
+                found[node][f"job {job}"] = gpus
         return found
 
     def _judge(

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from tests.support.cadence import Cadence
 from tests.support.chaos.stalls import Stalls
 from tests.support.checker import (
     CLAIM,
@@ -42,6 +43,8 @@ OURS = frozenset({"shared-index", "foreign-claim"})
 """Kinds of violations that no crash and no scancel explains."""
 YOUNG_S = 15.0
 """A crash of slurmctld forgets claims of its last 5 s; a busy machine saves later."""
+LEAST_PAUSE_S = 0.02
+"""Between two looks, however late they are: the machine is the product's too."""
 LONG_KEPT_S = 15.0
 """A pod that stays for so long after its claim was lost is told of."""
 REASON = "slurmbridge.dev/reason"
@@ -118,9 +121,8 @@ class Judge:
             raise self._fault  # it has seen nothing since
 
     def _run(self) -> None:
-        began = time.monotonic()
-        while not self._end.wait(max(0.02, self.interval_s - (time.monotonic() - began))):
-            began = time.monotonic()
+        cadence = Cadence(self.interval_s)
+        while not self._end.wait(max(LEAST_PAUSE_S, cadence.pause_s())):
             try:
                 self.look()
             except UnreadError:

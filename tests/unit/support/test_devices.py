@@ -1,77 +1,88 @@
-"""The nodes' own word in a chaos run: the witness finds what it is there for, and nothing else."""
+"""What the nodes themselves say in a chaos run: who is an owner, and whose processes they are."""
+
+from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.chaos.devices import Devices
-from tests.support.chaos.judge import Told
 from tests.support.node_checker import PodSeen
+from tests.support.played_driver import MARK, native_processes
 
-NODE = "gpu001"
-TOLD = {
-    "a": Told("default/a", NODE, frozenset({0, 1})),
-    "b": Told("default/b", NODE, frozenset({2})),
-}
+if TYPE_CHECKING:
+    from pathlib import Path
 
-
-def pod(uid, *gpus):
-    return PodSeen(uid, frozenset(f"GPU-{NODE}-{i}" for i in gpus), frozenset(gpus))
+A, B = "gpu001", "gpu002"
 
 
-@pytest.fixture
-def devices():
-    return Devices(SimpleNamespace(node={}, names=[], overlaps=list), TOLD.get)
+class Played(Devices):
+    """Nodes whose processes are read twice a look: `before` and `after`, node -> pod -> GPUs."""
 
+    def __init__(self, before: dict[str, Any], after: dict[str, Any]) -> None:
+        node = SimpleNamespace(pod_resources="/nowhere.sock")
+        pool: Any = SimpleNamespace(
+            node={A: node, B: node}, names=(A, B), slurm=SimpleNamespace(dir="/nowhere")
+        )
+        super().__init__(pool, lambda _uid: None)
+        self.readings = [before, after]
+        self.order: list[str] = []
 
-def judged(devices, stood, table=None, listed=None, node=NODE):
-    devices._judge(node, stood, table or {}, listed or {})
-    return devices.overlaps_found()
+    def _owners(self) -> dict[str, dict[str, PodSeen | set[int]]]:
+        self.order.append("owners")
+        read = self.readings.pop(0)
+        return {
+            node: {uid: PodSeen(uid, frozenset(), frozenset(held)) for uid, held in pods.items()}
+            for node, pods in read.items()
+        }
 
+    def _ask(self, node: str) -> Any:
+        self.order.append(f"kubelet {node}")
+        return SimpleNamespace(result=lambda: SimpleNamespace(pod_resources=()))
 
-def test_pods_and_jobs_on_their_own_gpus_are_no_finding(devices):
-    stood = {"a": pod("a", 0, 1), "b": pod("b", 2), "job 7": {3, 4}}
-    table = {"a": ("default/a", {0, 1}), "b": ("default/b", {2})}
-    listed = {"a": frozenset({f"GPU-{NODE}-0", f"GPU-{NODE}-1"})}
-    assert judged(devices, stood, table, listed) == []
-    assert devices.checked == {"a", "b"}
-    assert devices.native_seen == {"job 7"}
+    def _book(self, node: str) -> dict[str, tuple[str, set[int]]]:
+        self.order.append(f"agent {node}")
+        return {}
 
 
 @pytest.mark.parametrize(
-    "other", [{"b": pod("b", 1)}, {"job 7": {1}}, {"stranger": pod("stranger", 1)}]
+    ("before", "after", "found"),
+    [
+        ({A: {"p": {0}, "q": {0}}, B: {}}, {A: {"p": {0}, "q": {0}}, B: {}}, [f"{A}/0"]),
+        ({A: {"p": {0}, "q": {0}}, B: {}}, {A: {"q": {0}}, B: {}}, []),
+        ({A: {"p": {0}}, B: {}}, {A: {"p": {0}, "q": {0}}, B: {}}, []),
+        ({A: {"p": {0}}, B: {"q": {0}}}, {A: {"p": {0}}, B: {"q": {0}}}, []),
+        ({A: {"p": {0}}, B: {"p": {1}}}, {A: {}, B: {"p": {1}}}, []),
+    ],
+    ids=["both stood", "one ended", "one came", "on two nodes", "its other node's"],
 )
-def test_a_second_owner_is_found(devices, other):
-    assert any(
-        "gpu001/1 is used by" in text for text in judged(devices, {"a": pod("a", 0, 1), **other})
+def test_an_owner_is_who_stood_on_its_node_while_every_table_was_read(
+    before: dict[str, Any], after: dict[str, Any], found: list[str]
+) -> None:
+    devices = Played(before, after)
+    devices.sample()
+    assert [text.split()[0] for text in devices.double_owned] == found
+    assert devices.order[0] == devices.order[-1] == "owners"
+    assert sorted(devices.order[1:-1]) == sorted(
+        f"{who} {node}" for who in ("kubelet", "agent") for node in (A, B)
     )
 
 
-def test_two_native_jobs_on_one_gpu_are_found(devices):
-    assert judged(devices, {"job 7": {3}, "job 8": {3}})
+def test_native_processes_of_all_nodes_are_found_in_one_reading(tmp_path: Path) -> None:
+    def process(pid: int, **environ: str) -> None:
+        (tmp_path / str(pid)).mkdir()
+        text = "".join(f"{name}={value}\0" for name, value in environ.items())
+        (tmp_path / str(pid) / "environ").write_bytes(text.encode())
 
-
-@pytest.mark.parametrize("who", ["process", "agent", "kubelet"])
-def test_another_gpu_than_the_claims_is_found_whoever_says_so(devices, who):
-    stood = {"a": pod("a", 0, 5 if who == "process" else 1)}
-    table = {"a": ("default/a", {0, 5} if who == "agent" else {0, 1})}
-    listed = {"a": frozenset({f"GPU-{NODE}-5"} if who == "kubelet" else ())}
-    (text,) = judged(devices, stood, table, listed)
-    assert text.startswith(f"{NODE}: {who} says")
-
-
-def test_a_pod_on_another_node_than_its_claims_is_found(devices):
-    assert judged(devices, {"a": pod("a", 0, 1)}, node="gpu002")
-
-
-def test_the_agents_table_counts_as_owned_while_the_pod_has_a_process(devices):
-    table = {"a": ("default/a", {0, 1}), "gone": ("default/gone", {0})}
-    stood = {"a": PodSeen("a", frozenset({f"GPU-{NODE}-0"}), frozenset()), "job 7": {1}}
-    (text,) = judged(devices, stood, table)
-    assert "gpu001/1 is used by ['a', 'job 7']" in text
-
-
-def test_a_lock_that_a_pod_takes_from_itself_is_no_second_owner():
-    lines = ["p1 GPU-gpu001-0 p1", "job-4 GPU-gpu001-1 p2"]
-    found = Devices(SimpleNamespace(node={}, names=[], overlaps=lambda: lines), TOLD.get)
-    assert found.overlaps_found() == ["lock: job-4 GPU-gpu001-1 p2"]
+    ours = {MARK: "/here", "SLURM_JOB_ID": "7"}
+    process(1, **ours, SLURMD_NODENAME=A, SLURM_JOB_GPUS="0,3")
+    process(2, **ours, SLURMD_NODENAME=B, SLURM_JOB_GPUS="1")
+    process(3, **ours | {MARK: "/elsewhere"}, SLURMD_NODENAME=A, SLURM_JOB_GPUS="2")
+    process(4, **ours | {MARK: "/here/too"}, SLURMD_NODENAME=A, SLURM_JOB_GPUS="2")
+    process(5, **{MARK: "/here"})
+    (tmp_path / "6").mkdir()
+    assert native_processes("/here", str(tmp_path)) == {
+        A: {1: ("7", {0, 3})},
+        B: {2: ("7", {1})},
+    }
