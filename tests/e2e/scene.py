@@ -27,6 +27,20 @@ def wait_for(what: str, ready: Callable[[], Any], timeout_s: float, every_s: flo
     raise AssertionError(f"not within {timeout_s:g} s: {what} (last: {last!r})")
 
 
+def stays(what: str, holds: Callable[[], object], seconds: float, since: float) -> None:
+    """Every look that has ended within so many seconds of `since` finds it so.
+
+    since: a moment of `time.monotonic` before what may end it began; a look that ends later is of
+    nobody knows when.
+    """
+    while True:
+        held = holds()
+        if time.monotonic() - since > seconds:
+            return
+        assert held, f"not for {seconds:g} s: {what}"
+        time.sleep(0.2)
+
+
 def get_pod(cluster: Cluster, name: str) -> dict[str, Any] | None:
     """A pod of the default namespace, or None."""
     return cluster.kube.api.find(f"{PODS}/{name}")

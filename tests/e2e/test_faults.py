@@ -105,23 +105,23 @@ def test_extender_killed_in_the_middle_of_100_binds(pool: Cluster, product: Prod
 
 def test_slurmctld_killed_in_the_middle_of_100_binds(pool: Cluster, product: Product) -> None:
     """Claims that slurmctld forgot are made again, with the same indices, before anything else."""
+    thread = _throw_in(pool, 100)
+    wait_for("some are bound", lambda: len(bound(pool)) >= 30, 30)
+    # More than there is room for: native jobs wait for every GPU that becomes free.
+    submit(pool, "--gres=gpu:1", "--mem=100", count=120)
+    pool.slurm.kill9_slurmctld()
+    time.sleep(0.5)
+    pool.slurm.start_slurmctld()
+    thread.join()
+    wait_for("claims and pods match", lambda: settled(pool), 60, 0.3)
+    # Right after the crash a native job may take the GPU of a pod whose claim was forgotten, until
+    # the pod is gone; from here on no GPU has two owners.
     with pool.checker.watch(0.5) as watch:
-        thread = _throw_in(pool, 100)
-        wait_for("some are bound", lambda: len(bound(pool)) >= 30, 30)
-        # More than there is room for: native jobs wait for every GPU that becomes free.
-        submit(pool, "--gres=gpu:1", "--mem=100", count=120)
-        pool.slurm.kill9_slurmctld()
-        time.sleep(0.5)
-        pool.slurm.start_slurmctld()
-        thread.join()
-        wait_for("claims and pods match", lambda: settled(pool), 60, 0.3)
         time.sleep(5)
         # Pods that wait may be on their way into a claim at the very moment of a look.
-        wait_for("they still match", lambda: settled(pool), 10, 0.3)
-    # A GPU that a native job took while its pod was without a claim: only right after the crash,
-    # and over within 10 s.
-    assert [seen for seen in watch.double_owned if seen.lasted_s > 10] == []
-    wait_for("no promise is broken", lambda: pool.checker.sample().violations == (), 10, 0.3)
+        wait_for("they still match", lambda: settled(pool), 30, 0.3)
+    assert watch.double_owned == []
+    wait_for("no promise is broken", lambda: pool.checker.sample().violations == (), 30, 0.3)
 
 
 def test_slurmctld_away_running_pods_stay_and_the_rest_of_kubernetes_goes_on(
@@ -171,7 +171,7 @@ def test_a_cancelled_claim_whose_node_is_dead_is_not_lost(pool: Cluster, product
     )
     time.sleep(1)
     api.delete(f"{PODS}/orphan", grace_s=0)
-    wait_for("the object is gone", lambda: get_pod(pool, "orphan") is None, 5)
+    wait_for("the object is gone", lambda: get_pod(pool, "orphan") is None, 20)
     time.sleep(8)
     assert len(claims(pool)) == 1
     body = api.get(f"/api/v1/nodes/{node}")

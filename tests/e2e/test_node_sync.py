@@ -265,7 +265,7 @@ def test_a_pod_on_an_unreachable_node_keeps_its_claim_until_the_node_is(
     time.sleep(6)
     assert len(claims(pool)) == 1
     api.delete(f"{PODS}/cut-off", grace_s=0)
-    wait_for("the object is gone", lambda: get_pod(pool, "cut-off") is None, 5)
+    wait_for("the object is gone", lambda: get_pod(pool, "cut-off") is None, 20)
     time.sleep(8)
     assert len(claims(pool)) == 1
     taint = {"key": "node.kubernetes.io/out-of-service", "effect": "NoExecute"}

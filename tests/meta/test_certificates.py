@@ -170,7 +170,7 @@ def answer_to_a_stranger(port: int) -> bytes:
     context = ssl._create_unverified_context()
     with (
         contextlib.suppress(OSError),
-        socket.create_connection(("127.0.0.1", port), timeout=5) as plain,
+        socket.create_connection(("127.0.0.1", port), timeout=20) as plain,
         context.wrap_socket(plain) as secure,
     ):
         secure.sendall(b"POST /filter HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")

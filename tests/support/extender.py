@@ -14,7 +14,7 @@ import aiohttp
 
 from extender.app import Extender, Listen
 from slurmbridge.clock import SystemClock
-from tests.support.link import bridges, client_of, until
+from tests.support.link import CLOCK, bridges, client_of, until
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,9 +57,9 @@ class Served:
 
 
 @asynccontextmanager
-async def served(*nodes, policy=None, limits=None, bounds=None):
+async def served(*nodes, policy=None, limits=None, bounds=None, link_clock=CLOCK):
     """An extender in this process over a real link; without nodes the bridge has no view yet."""
-    async with bridges() as (bridge,), client_of(bridge.address) as link:
+    async with bridges() as (bridge,), client_of(bridge.address, clock=link_clock) as link:
         clock = SystemClock()
 
         async def post(bind, annotations, deadline_s):

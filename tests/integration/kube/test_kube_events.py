@@ -70,7 +70,7 @@ async def test_repetitions_raise_the_count_of_the_same_event(
                 Subject("Pod", "p", made["metadata"]["uid"], namespace), "NoRoom", "no 8 free GPUs"
             )
             await asyncio.sleep(0.05)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while teller.written < 20:
                 await asyncio.sleep(0.05)
     finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -169,11 +168,14 @@ async def test_a_redirect_is_not_followed(proxied: KubeSession, proxy: FaultProx
 async def test_a_silent_server_ends_by_the_deadline(
     proxied: KubeSession, proxy: FaultProxy
 ) -> None:
-    proxy.add(Silence())
-    began = time.monotonic()
+    proxy.add(Silence(), times=2)
+    patient = asyncio.create_task(proxied.request("GET", PODS))
     with pytest.raises(PeerTimeout):
         await proxied.request("GET", PODS, deadline_s=0.5)
-    assert time.monotonic() - began < 2.0
+    assert not patient.done()
+    patient.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await patient
 
 
 async def test_a_server_that_stops_in_the_middle_of_an_answer_ends_by_the_deadline(
@@ -284,10 +286,9 @@ async def test_a_silent_watch_ends_by_its_idle_limit(
     proxied: KubeSession, proxy: FaultProxy
 ) -> None:
     proxy.mute()
-    began = time.monotonic()
-    with pytest.raises(PeerTimeout):
-        await collect(proxied, PODS, idle_s=0.5)
-    assert time.monotonic() - began < 2.0
+    async with asyncio.timeout(30):
+        with pytest.raises(PeerTimeout):
+            await collect(proxied, PODS, idle_s=0.5)
 
 
 async def test_a_watch_that_goes_silent_later_ends_by_its_idle_limit(
@@ -306,11 +307,10 @@ async def test_a_watch_that_goes_silent_later_ends_by_its_idle_limit(
 async def test_a_watch_lives_no_longer_than_its_total_limit(
     proxied: KubeSession,
 ) -> None:
-    began = time.monotonic()
-    with pytest.raises(PeerTimeout):
-        async for _ in proxied.stream(PODS, {"watch": "true"}, idle_s=60, total_s=0.5):
-            pass
-    assert time.monotonic() - began < 2.0
+    async with asyncio.timeout(30):
+        with pytest.raises(PeerTimeout):
+            async for _ in proxied.stream(PODS, {"watch": "true"}, idle_s=60, total_s=0.5):
+                pass
 
 
 async def test_a_refused_watch_says_why(proxied: KubeSession, proxy: FaultProxy) -> None:

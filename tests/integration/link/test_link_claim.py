@@ -1,7 +1,6 @@
 """Claims, releases and questions over real sockets: answers, refusals, deadlines, overload."""
 
 import asyncio
-import time
 
 import grpc
 import grpc.aio
@@ -44,10 +43,11 @@ async def test_a_claim_is_granted_with_its_cause_and_deadline_passed_on():
                 return ClaimGrant(job_id=4_000_000_000, gpus="0-3,6", generation=2**40)
 
             bridge.on_claim = grant
-            assert await client.claim(ASK, 2.5) == ClaimGrant(4_000_000_000, "0-3,6", 2**40)
+            assert await client.claim(ASK, 40.0) == ClaimGrant(4_000_000_000, "0-3,6", 2**40)
             ((ask, deadline_s),) = bridge.claims
             assert ask == ASK
-            assert 2.0 < deadline_s < 2.6
+            # What the way has taken is off; it is not the bridge's own longest, 60 s.
+            assert 20 < deadline_s < 45
             assert causes == ["bind/1"]
 
 
@@ -96,16 +96,15 @@ async def test_at_the_deadline_the_client_is_free_and_the_bridge_is_told():
 
             async def hang(_ask):
                 try:
-                    await asyncio.sleep(30)
+                    await asyncio.Event().wait()
                 except asyncio.CancelledError:
                     ended.append("cancelled")
                     raise
 
             bridge.on_claim = hang
-            began = time.monotonic()
-            with pytest.raises(PeerTimeout):
-                await client.claim(ASK, 0.3)
-            assert 0.25 < time.monotonic() - began < 1.0
+            async with asyncio.timeout(30):
+                with pytest.raises(PeerTimeout):
+                    await client.claim(ASK, 0.3)
             await until(lambda: ended == ["cancelled"])
             assert bridge.server._claims.busy == 0
 
@@ -129,7 +128,7 @@ async def test_a_caller_that_is_cancelled_cancels_the_claim_and_stays_cancelled(
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            await asyncio.wait_for(ended.wait(), 5)
+            await asyncio.wait_for(ended.wait(), 15)
 
 
 async def test_more_claims_than_the_bridge_takes_at_once_are_turned_away_at_once():
@@ -144,28 +143,26 @@ async def test_more_claims_than_the_bridge_takes_at_once_are_turned_away_at_once
                 return bridge.grant
 
             bridge.on_claim = slow
-            held = [asyncio.create_task(client.claim(ASK, 10.0)) for _ in range(2)]
+            held = [asyncio.create_task(client.claim(ASK, 60.0)) for _ in range(2)]
             await until(lambda: len(bridge.claims) == 2)
-            began = time.monotonic()
             with pytest.raises(PeerUnavailable, match="2 calls are in progress"):
-                await client.claim(ASK, 10.0)
-            assert time.monotonic() - began < 1
+                await client.claim(ASK, 60.0)
             assert bridge.server.counts.overloaded == 1
+            assert not any(task.done() for task in held), "it was not waited for them"
             gate.set()
             assert await asyncio.gather(*held) == [bridge.grant] * 2
-            assert await client.claim(ASK, 10.0) == bridge.grant
+            assert await client.claim(ASK, 60.0) == bridge.grant
 
 
 async def test_without_a_leader_a_claim_fails_at_once():
     client = LinkClient(["127.0.0.1:1"], clock=CLOCK, rng=lambda: 0.5)
-    began = time.monotonic()
-    for asked in (
-        client.claim(ASK, 5.0),
-        client.release_unbound(ReleaseAsk("u", "n", "p", 1), 5.0),
-    ):
-        with pytest.raises(PeerUnavailable, match="no leader"):
-            await asked
-    assert time.monotonic() - began < 0.5
+    async with asyncio.timeout(20):
+        for asked in (
+            client.claim(ASK, 60.0),
+            client.release_unbound(ReleaseAsk("u", "n", "p", 1), 60.0),
+        ):
+            with pytest.raises(PeerUnavailable, match="no leader"):
+                await asked
 
 
 async def test_a_claim_in_flight_when_the_bridge_dies_ends_as_unknown():
@@ -173,11 +170,11 @@ async def test_a_claim_in_flight_when_the_bridge_dies_ends_as_unknown():
     try:
         async with client_of(process.address) as client:
             await connected(client)
-            asked = asyncio.create_task(client.claim(ClaimAsk("u", "n", "slow", "a"), 20.0))
+            asked = asyncio.create_task(client.claim(ClaimAsk("u", "n", "slow", "a"), 60.0))
             await asyncio.sleep(0.2)
             process.stop()
             with pytest.raises(PeerUnavailable):
-                await asyncio.wait_for(asked, 5)
+                await asyncio.wait_for(asked, 20)
     finally:
         process.stop()
 
@@ -192,11 +189,11 @@ async def test_a_claim_in_flight_when_the_connection_is_given_up_ends_as_unknown
                 await asyncio.sleep(30)
 
             bridge.on_claim = hang
-            asked = asyncio.create_task(client.claim(ASK, 20.0))
+            asked = asyncio.create_task(client.claim(ASK, 60.0))
             await until(lambda: bridge.claims)
             await client.close()
             with pytest.raises(PeerUnavailable):
-                await asyncio.wait_for(asked, 5)
+                await asyncio.wait_for(asked, 20)
 
 
 async def test_a_node_chosen_on_the_view_of_another_leader_is_not_claimed():
@@ -258,25 +255,43 @@ async def test_a_question_without_any_leader_ends_within_its_deadline():
         one.server.set_leader(False, other.address)
         other.server.set_leader(False, one.address)
         async with client_of(one.address, other.address, run=False) as client:
-            began = time.monotonic()
-            with pytest.raises(PeerUnavailable):
-                await client.query("status", b"{}", 1.0)
-            assert time.monotonic() - began < 2
+            async with asyncio.timeout(20):
+                with pytest.raises(PeerUnavailable):
+                    await client.query("status", b"{}", 1.0)
 
 
-async def test_sixteen_claims_at_a_time_make_no_tail():
+async def test_of_sixteen_claims_at_a_time_none_waits_for_another():
     async with bridges() as (bridge,):
         bridge.lead()
         async with client_of(bridge.address) as client:
             await connected(client)
-            took = []
+            gate = asyncio.Event()
+
+            async def slow_for_some(ask):
+                if ask.name == "held":
+                    await gate.wait()
+                return bridge.grant
+
+            bridge.on_claim = slow_for_some
+            held_ask = ClaimAsk("u", "n", "held", "a")
+            held = [asyncio.create_task(client.claim(held_ask, 60.0)) for _ in range(15)]
+            await until(lambda: len(bridge.claims) == 15)
+            for _ in range(25):
+                assert await client.claim(ASK, 30.0) == bridge.grant
+            assert not any(task.done() for task in held)
+            gate.set()
+            assert await asyncio.gather(*held) == [bridge.grant] * 15
+
+
+async def test_sixteen_claims_at_a_time_are_answered_each_once():
+    async with bridges() as (bridge,):
+        bridge.lead()
+        async with client_of(bridge.address) as client:
+            await connected(client)
 
             async def work():
-                for _ in range(25):
-                    began = time.monotonic()
-                    await client.claim(ASK, 5.0)
-                    took.append(time.monotonic() - began)
+                return [await client.claim(ASK, 30.0) for _ in range(25)]
 
-            await asyncio.gather(*(work() for _ in range(16)))
+            answers = await asyncio.gather(*(work() for _ in range(16)))
+            assert answers == [[bridge.grant] * 25] * 16
             assert len(bridge.claims) == 400
-            assert sorted(took)[int(len(took) * 0.99)] < 1.0

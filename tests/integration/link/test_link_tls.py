@@ -98,7 +98,7 @@ async def test_a_client_without_a_certificate_is_refused(server_tls, ours):
         bridge.lead()
         call = channel.unary_unary(f"/{SERVICE}/Query", pb.QueryRequest.SerializeToString)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call(pb.QueryRequest(name="status"), timeout=5)
+            await call(pb.QueryRequest(name="status"), timeout=20)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert bridge.questions == []
 

@@ -66,7 +66,7 @@ class Bridge:
         return self
 
 
-async def until(reached, timeout_s=8.0):
+async def until(reached, timeout_s=20.0):
     async with asyncio.timeout(timeout_s):
         while not reached():
             await asyncio.sleep(0.01)
@@ -88,7 +88,8 @@ async def test_a_report_reaches_the_leader_and_orders_come_back():
     await until(lambda: bridge.said and orders)
     said = bridge.said[0]
     assert (said.node, said.report) == ("kube-1", REPORT)
-    assert 0.2 <= said.age_s < 5
+    # An age, and no reading of the sender's clock.
+    assert 0.2 <= said.age_s < 60
     assert said.after == 0
     assert orders == [bridge.orders]
     assert client.connected

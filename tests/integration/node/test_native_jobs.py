@@ -36,7 +36,7 @@ def test_a_job_that_no_agent_saw_start_is_noted_and_one_that_no_agent_saw_end_is
 
     async def story():
         command = SlurmCommand(str(slurm.conf_path), environ=slurm.env())
-        details = JobDetails(command, timeout_s=2.0)
+        details = JobDetails(command, timeout_s=5.0)
         native, elsewhere = NativeJobs(book, details, here), NativeJobs(book, details, other)
         owners = (GpuOwner(0, "native", job_id),)
         # A slurmctld that hangs or is away says nothing of anybody.

@@ -69,7 +69,7 @@ async def allocate(tmp_path, response, ids, gpus=GPUS):
             request = pb.AllocateRequest(
                 container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)]
             )
-            answer = await call(request, timeout=5)
+            answer = await call(request, timeout=20)
     finally:
         await plugin.stop()
     return answer.container_responses[0]
@@ -146,7 +146,7 @@ async def test_a_resource_offers_the_gpus_of_its_type(tmp_path, kind, offered):
                 f"/{SERVICE}/ListAndWatch",
                 pb.Empty.SerializeToString,
                 pb.ListAndWatchResponse.FromString,
-            )(pb.Empty(), timeout=5)
+            )(pb.Empty(), timeout=20)
             first = await call.read()
             call.cancel()
     finally:

@@ -196,7 +196,7 @@ async def test_a_stream_that_ends_ends_the_word_and_another_kubelet_is_registere
     # While it is away the tries grow rarer, and none of that is laid to the charge of the next one.
     await asyncio.sleep(0.5)
     async with Kubelet(tmp_path) as second:
-        await until(lambda: registration.registered, 2.0)
+        await until(lambda: registration.registered)
         assert len(second.endpoints) == 1
         assert registration.told == [True, False, True]
 
@@ -216,13 +216,11 @@ async def test_a_change_of_the_folder_ends_the_wait(tmp_path):
     clock = SystemClock()
     with FolderSight(str(tmp_path)) as sight:
         assert sight.sees
-        began = clock.monotonic()
         waiting = asyncio.ensure_future(sight.wait(clock, 60.0))
         await asyncio.sleep(0.01)
         (tmp_path / "kubelet.sock").touch()
         async with asyncio.timeout(10):
             await waiting
-        assert clock.monotonic() - began < 60.0
     with FolderSight(str(tmp_path / "not-here")) as blind:
         assert not blind.sees
         async with asyncio.timeout(10):

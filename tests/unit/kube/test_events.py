@@ -93,7 +93,7 @@ async def teller(server: Server, clock: HandClock) -> AsyncIterator[EventTeller]
 
 
 async def until_written(teller: EventTeller, count: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         while teller.written < count:
             await settle()
 

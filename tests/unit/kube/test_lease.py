@@ -154,7 +154,7 @@ class Replica:
 async def end_of(task: asyncio.Task[None] | None) -> None:
     """The outcome of a task that is about to end."""
     assert task is not None
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await asyncio.shield(task)
 
 

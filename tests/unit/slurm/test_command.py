@@ -53,21 +53,24 @@ def is_alive(pid):
         return False
 
 
+async def ends(pid):
+    async with asyncio.timeout(20):
+        while is_alive(pid):
+            await asyncio.sleep(0.01)
+
+
 async def test_the_deadline_ends_the_command_and_its_children(command, tmp_path):
-    begun = time.monotonic()
-    with pytest.raises(PeerTimeout):
-        await command.run(sh(f"sleep 60 & echo $! > {tmp_path}/pid; wait"), timeout_s=0.2)
-    assert time.monotonic() - begun < 2
-    await asyncio.sleep(0.02)
-    assert not is_alive(int((tmp_path / "pid").read_text()))
+    async with asyncio.timeout(30):
+        with pytest.raises(PeerTimeout):
+            await command.run(sh(f"sleep 600 & echo $! > {tmp_path}/pid; wait"), timeout_s=1)
+    await ends(int((tmp_path / "pid").read_text()))
 
 
 async def test_a_command_that_ignores_sigterm_is_killed(command, monkeypatch):
     monkeypatch.setattr("slurmbridge.slurm.command.GRACE_S", 0.1)
-    begun = time.monotonic()
-    with pytest.raises(PeerTimeout):
-        await command.run(sh("trap '' TERM; while :; do sleep 0.02; done"), timeout_s=0.1)
-    assert time.monotonic() - begun < 2
+    async with asyncio.timeout(30):
+        with pytest.raises(PeerTimeout):
+            await command.run(sh("trap '' TERM; while :; do sleep 0.02; done"), timeout_s=0.1)
 
 
 async def test_a_command_that_closes_its_output_and_lives_on_meets_the_deadline(command):
@@ -94,12 +97,7 @@ async def test_cancelling_the_caller_ends_the_command(command, tmp_path):
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    pid = int((tmp_path / "pid").read_text())
-    for _ in range(200):
-        if not is_alive(pid):
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("the command is still there")
+    await ends(int((tmp_path / "pid").read_text()))
 
 
 async def test_no_more_than_so_many_commands_run_at_a_time():
@@ -110,22 +108,24 @@ async def test_no_more_than_so_many_commands_run_at_a_time():
     command.close()
 
 
-async def test_waiting_for_a_slot_counts_towards_the_deadline():
+async def test_waiting_for_a_slot_counts_towards_the_deadline(tmp_path):
     command = SlurmCommand(concurrency=1)
-    first = asyncio.create_task(command.run(["sleep", "0.2"], timeout_s=5))
+    held = sh('until [ -e "$1" ]; do sleep 0.01; done', str(tmp_path / "end"))
+    first = asyncio.create_task(command.run(held, timeout_s=60))
     await asyncio.sleep(0)
     with pytest.raises(PeerUnavailable, match="no free slot"):
         await command.run(["true"], timeout_s=0.05)
+    (tmp_path / "end").touch()
     assert (await first).code == 0
     command.close()
 
 
 async def test_the_childs_own_work_is_told_from_waiting(command):
-    busy = await command.run(sh("i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done"), timeout_s=9)
-    idle = await command.run(["sleep", "0.2"], timeout_s=5)
-    assert busy.cpu_s > 0.01
-    assert idle.cpu_s < 0.05
-    assert idle.cost_s >= 0.15
+    work = sh("i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done")
+    busy = await command.run(work, timeout_s=60)
+    idle = await command.run(["sleep", "0.2"], timeout_s=60)
+    assert idle.cpu_s < busy.cpu_s
+    assert idle.cpu_s < 0.15 <= idle.cost_s
 
 
 async def test_a_command_that_is_not_installed_is_no_answer(command):

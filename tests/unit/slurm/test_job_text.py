@@ -262,10 +262,11 @@ def test_a_requeued_job_that_waits_holds_nothing():
 
 
 def test_hostile_text_is_read_in_linear_time():
+    # In quadratic time it would take hours.
     begun = time.perf_counter()
     text = line(comment="\nJobId=7 JobName=train UserId=" * 20_000, name="N " * 20_000)
     read_held(text, known("N " * 20_000))
-    assert time.perf_counter() - begun < 2
+    assert time.perf_counter() - begun < 60
 
 
 def test_a_waiting_job_tells_its_plan_and_what_it_wants():
