@@ -157,7 +157,8 @@ def cannot_use(state: State, entry: Entry) -> None:
     excluded = state.waiting.excluded.setdefault(entry.uid, {})
     excluded[entry.kube_node] = state.now + EXCLUDE_S
     state.waiting.gangs_due.add(gang.key)
-    if any(together.has_begun(state, pod) for pod in _members(state, gang)):
+    begun = any(together.has_begun(state, pod) for pod in _members(state, gang))
+    if begun or gang.ended:
         release.end_entry(state, entry, f"kube-scheduler cannot use {entry.kube_node} for the pod")
     elif not entry.is_useless:
         held = [e for uid in gang.members if (e := state.book.get(uid)) is not None]
@@ -177,7 +178,7 @@ def settle(state: State, gang: GangState) -> None:
     entries = [e for p in waits if (e := state.book.get(p.uid)) is not None]
     if any(e.phase is not Phase.HELD for e in entries):
         return  # asked for, in doubt, or to be covered again: their answers come first
-    started = any(together.has_begun(state, p) for p in members)
+    started = gang.ended > 0 or any(together.has_begun(state, p) for p in members)
     held = _held(state, waits)
     if gang.rolling:
         gang.rolling = False
@@ -193,7 +194,7 @@ def settle(state: State, gang: GangState) -> None:
     if not started and any(together.may_come(state, p) for p in members):
         _wait(state, gang, "group: one of its pods may be bound just now")
         return
-    started = any(together.has_begun(state, p) for p in members)
+    started = gang.ended > 0 or any(together.has_begun(state, p) for p in members)
     if not complete:
         if not started:
             # A new leader does not know the size yet: what it has found stays for a while.
@@ -446,9 +447,11 @@ def _is_complete(state: State, gang: GangState, members: list[PodRecord]) -> boo
         _divide(state, gang, members)
         return False
     wanted = _wanted(state, gang)
+    gang.ended = 0
     if len(members) < wanted:
         _find_others(state, gang, members)
-    if len(members) < wanted:
+        gang.ended = _ended(state, gang, members)
+    if len(members) < wanted - gang.ended:
         gang.complete_at = None
         text = f"group: waits for all of its {gang.size} pods"
         if state.now - gang.since > state.settings.group_s:
@@ -481,6 +484,26 @@ def _divide(state: State, gang: GangState, members: list[PodRecord]) -> None:
         if keys.PART not in pod.annotations and state.once("part", pod.uid, 5):
             note: dict[str, str | None] = {keys.PART: "replicated-job"}
             state.out.append(AnnotatePod(pod.uid, pod.namespace, pod.name, note))
+
+
+def _ended(state: State, gang: GangState, members: list[PodRecord]) -> int:
+    """How many were placed together with these members, and have run to their end already.
+
+    A member whose claim was lost before kube-scheduler had bound it may come that late. Pods of an
+    earlier group of the same name were bound before these here were made; of one Job, the pod that
+    replaces a member has the rank that is not there.
+    """
+    groups = [pod.group for pod in members if pod.group is not None]
+    ranks, made = {group.rank for group in groups}, max(pod.created for pod in members)
+    count, others = 0, set()
+    for pod in state.pods_of_group(gang.key):
+        bound_at = pod.bound_at or 0.0
+        if pod.phase == "Succeeded" and pod.group is not None and bound_at >= (gang.made or 0.0):
+            count += bound_at >= made
+            if pod.group.owner:
+                others.add(pod.group.rank)
+    is_whole = len(ranks) == len(members) and len(ranks | others) == _wanted(state, gang)
+    return len(others - ranks) if is_whole and others else count
 
 
 def _is_ready(pod: PodRecord) -> bool:

@@ -94,7 +94,7 @@ def _may_start(state: State, gang: GangState) -> bool:
         and not pod.is_over
         and pod.deleting_since is None
     ]
-    if any(has_begun(state, pod) for pod in pods):
+    if gang.ended or any(has_begun(state, pod) for pod in pods):
         return True
     entries = [entry for pod in pods if (entry := state.book.get(pod.uid)) is not None]
     ready = [e for e in entries if e.phase is Phase.HELD and e.is_wanted and not e.is_useless]

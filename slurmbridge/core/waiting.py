@@ -159,6 +159,8 @@ class GangState:
     in_order: its pods never wait all at once, and are told to go in parts.
     useless_at: when kube-scheduler could not use the node of the first of them.
     round: `Waiting.round` when it was laid last. together: UID of the first member that was let go.
+    ended: so many that started together with those who wait have run to their end, when it was
+    looked at last and was not complete without them.
     """
 
     key: str
@@ -192,6 +194,7 @@ class GangState:
     round: int = -1
     together: str = ""
     in_order: bool = False
+    ended: int = 0
 
 
 @dataclass(slots=True)

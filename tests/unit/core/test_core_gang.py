@@ -283,3 +283,42 @@ def test_a_member_without_our_gate_gets_no_claim_alone_before_its_mates_are_know
     assert only(told, act.Reply).reason == "no_plan"
     assert asked(told) == {}
     assert set(asked(story.see(member(1)))) == {"uid-g0", "uid-g1"}
+
+
+def done(i, phase="Succeeded", owner="", rank=None):
+    """A member of three that has come to its end and is there still."""
+    pod = made_by(owner, i if rank is None else rank, f"g{i}", created=T0 - 60, bound_at=T0 - 30)
+    return pod.but(gates=()).on(f"n{i + 1}").over(phase)
+
+
+def made_by(owner, rank, name, **fields):
+    group = Group("own", "default", "g", owner, size=3, rank=() if rank < 0 else (rank,))
+    return make_pod(name).gpus(8).but(gates=(keys.GATE,), group=group, **fields)
+
+
+@pytest.mark.parametrize("rank", [2, -1])
+def test_a_member_that_lost_its_claim_before_the_start_follows_those_that_are_over_by_now(rank):
+    story = pool(*(done(i, rank=min(i, rank)) for i in range(2)))
+    last = made_by("", rank, "last", created=T0 - 60)
+    node = asked(story.see(last))["uid-last"]
+    assert only(story.grant(last, 7, node, "0-7"), act.Lift).uid == "uid-last"
+    assert only(story.ask(last.but(gates=()), node), act.Reply).job_id == 7
+
+
+def test_a_pod_that_replaces_one_of_a_job_follows_those_that_are_over():
+    story = pool(done(0, owner="job"), done(1, owner="job"), done(2, "Failed", "job"))
+    assert set(asked(story.see(made_by("job", 2, "again", created=T0 - 1)))) == {"uid-again"}
+
+
+@pytest.mark.parametrize(
+    ("phase", "owner", "rank"),
+    [("Succeeded", "", 2), ("Failed", "job", 2), ("Succeeded", "job", 3), ("Succeeded", "job", 1)],
+)
+def test_what_ended_before_is_no_part_of_a_start_that_comes_later(phase, owner, rank):
+    """An earlier group of the name; pods that failed; the next three of a Job; the same again."""
+    count = 3 if rank == 3 else 2
+    story = pool(*(done(i, phase, owner) for i in range(count)))
+    story.see(made_by(owner, rank, "new", created=T0 - 10))
+    story.pass_time(12)
+    assert asked(story.actions) == {}
+    assert story.of(act.AnnotatePod)[-1].annotations[keys.REASON].endswith("all of its 3 pods")
