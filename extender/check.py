@@ -10,7 +10,7 @@ import msgspec
 from slurmbridge.kube.access import Access
 from slurmbridge.kube.session import KubeSession, resource_path
 from slurmbridge.link.client import LinkClient
-from slurmbridge.pool.errors import SlurmBridgeError
+from slurmbridge.pool.errors import UNREADABLE, SlurmBridgeError
 
 RIGHTS: Final = (("create", "pods", "binding"), ("get", "pods", ""))
 """Verb, resource and subresource of everything that the extender does in the API server."""
@@ -95,7 +95,7 @@ async def _right(
     try:
         answer = await session.request("POST", path, body, deadline_s=within_s)
         status = msgspec.json.decode(answer, type=_Review).status
-    except (SlurmBridgeError, msgspec.DecodeError) as error:
+    except (SlurmBridgeError, *UNREADABLE) as error:
         return Finding(what, ok=False, text=str(error))
     allowed = "allowed" if status.allowed else f"not allowed {status.reason}".rstrip()
     return Finding(what, ok=status.allowed, text=allowed)

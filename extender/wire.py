@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 
 from slurmbridge.pool.claim import UID_RE
-from slurmbridge.pool.errors import ParseError
+from slurmbridge.pool.errors import UNREADABLE, ParseError
 from slurmbridge.pool.raw import RawPod
 
 MAX_NODES: Final = 50_000
@@ -267,7 +267,7 @@ def _read(decoder: msgspec.json.Decoder[_S], body: bytes) -> _S:
     """Decode as Go writes; only what does not fit is read again with its keys in any case."""
     try:
         value = decoder.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return _decode(decoder, _in_go_case(body, decoder.type))
     if isinstance(value, _Args) and value.node_names is None and value.nodes is None:
         return _decode(decoder, _in_go_case(body, decoder.type))
@@ -291,5 +291,5 @@ def _decode(decoder: msgspec.json.Decoder[_S], body: bytes | msgspec.Raw) -> _S:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise ParseError("", str(error)) from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise NotJson(bytes(body[:64]).decode(errors="replace"), f"not JSON: {error}") from error

@@ -44,6 +44,7 @@ from slurmbridge.log import get_logger
 from slurmbridge.metrics import Metrics, PoolCollector
 from slurmbridge.pool.claim import ClaimId
 from slurmbridge.pool.errors import (
+    UNREADABLE,
     ConfigError,
     CoreFault,
     PeerError,
@@ -554,7 +555,10 @@ class Bridge:
         machine = self._machine
         if machine is None:
             raise PeerUnavailable("bridge", name, "this replica does not lead")
-        values: dict[str, str] = msgspec.json.decode(args or b"{}", type=dict[str, str])
+        try:
+            values = msgspec.json.decode(args or b"{}", type=dict[str, str])
+        except UNREADABLE as error:
+            raise PeerRejected("bridge", name, f"odd arguments: {error}", "question") from error
         answer: dict[str, Any] | None
         match name:
             case "status":

@@ -26,7 +26,13 @@ from slurmbridge.log import cause_scope, get_logger
 from slurmbridge.metrics import Metrics
 from slurmbridge.pool import keys
 from slurmbridge.pool.claim import ClaimId
-from slurmbridge.pool.errors import PeerError, PeerProtocolError, PeerRejected, PeerUnavailable
+from slurmbridge.pool.errors import (
+    UNREADABLE,
+    PeerError,
+    PeerProtocolError,
+    PeerRejected,
+    PeerUnavailable,
+)
 from slurmbridge.pool.group import GroupObject, read_group
 from slurmbridge.pool.hostlist import fold
 from slurmbridge.slurm.claims import ClaimUncertain, SlurmClaims
@@ -327,7 +333,7 @@ class Carrier:
                 raise error
             try:
                 return read_group(path, msgspec.json.decode(answer.body), part)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except UNREADABLE as error:
                 raise PeerProtocolError("kube-apiserver", f"GET /{path}", str(error)) from error
         return None
 

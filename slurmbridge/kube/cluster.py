@@ -11,7 +11,7 @@ import msgspec
 
 from slurmbridge.kube.session import resource_path
 from slurmbridge.kube.status import PEER
-from slurmbridge.pool.errors import PeerProtocolError
+from slurmbridge.pool.errors import UNREADABLE, PeerProtocolError
 
 if TYPE_CHECKING:
     from slurmbridge.kube.reflector import Asked
@@ -44,7 +44,7 @@ class ClusterPin:
         body = await self._api.request("GET", PATH, deadline_s=DEADLINE_S)
         try:
             uid = _NAMESPACE.decode(body).metadata.uid
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise PeerProtocolError(PEER, f"GET {PATH}", str(error)) from error
         self._uid = self._uid or uid
         if uid != self._uid:

@@ -39,6 +39,7 @@ from slurmbridge.kube.session import MERGE_PATCH, resource_path
 from slurmbridge.kube.status import PEER, error_of
 from slurmbridge.kube.write import Api, rfc3339
 from slurmbridge.pool.errors import (
+    UNREADABLE,
     Conflict,
     InvariantError,
     PeerError,
@@ -398,7 +399,7 @@ class LeaderLease:
     def _decoded(self, body: bytes) -> Record:
         try:
             record = _RECORD.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise PeerProtocolError(PEER, self._path, str(error)) from error
         if not record.metadata.resource_version:
             raise PeerProtocolError(PEER, self._path, "the answer is no Lease")

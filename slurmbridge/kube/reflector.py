@@ -34,6 +34,7 @@ import msgspec
 from slurmbridge.kube.backoff import Backoff
 from slurmbridge.kube.status import PEER, Answer, error_of, read_status
 from slurmbridge.pool.errors import (
+    UNREADABLE,
     AnswerTooLong,
     PeerBusy,
     PeerError,
@@ -318,13 +319,13 @@ class Reflector(Generic[_T]):
     def _typed(self, data: bytes, decoder: msgspec.json.Decoder[_D]) -> _D:
         try:
             return decoder.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise PeerProtocolError(PEER, self._path, str(error)) from error
 
     def _typed_item(self, raw: bytes) -> _T | None:
         try:
             return self._decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError, SlurmBridgeError) as error:
+        except (*UNREADABLE, SlurmBridgeError) as error:
             raise PeerProtocolError(PEER, self._path, f"an object is odd: {error}") from error
 
     def _heard(self) -> None:

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from slurmbridge.pool.errors import (
+    UNREADABLE,
     Conflict,
     PeerBusy,
     PeerError,
@@ -95,7 +96,7 @@ def read_status(body: bytes) -> Status | None:
     """The Status object in a body, or None."""
     try:
         status = _DECODER.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
     return status if status.kind == "Status" else None
 

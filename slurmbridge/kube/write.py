@@ -20,6 +20,7 @@ import msgspec
 from slurmbridge.kube.session import JSON, MERGE_PATCH, STRATEGIC_PATCH, resource_path
 from slurmbridge.kube.status import PEER, Answer, error_of
 from slurmbridge.pool.errors import (
+    UNREADABLE,
     Conflict,
     PeerProtocolError,
     PeerRejected,
@@ -76,7 +77,7 @@ async def fetch_raw_pod(
         raise error
     try:
         raw = _POD.decode(answer.body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise PeerProtocolError(PEER, f"GET {path}", str(error)) from error
     if not raw.metadata.uid:
         raise PeerProtocolError(PEER, f"GET {path}", "the answer is no pod")

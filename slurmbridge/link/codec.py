@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from slurmbridge.pool.errors import PeerProtocolError
+from slurmbridge.pool.errors import UNREADABLE, PeerProtocolError
 from slurmbridge.pool.policy import IdentityRule, Policy
 from slurmbridge.pool.view import View, ViewDelta
 
@@ -39,7 +39,7 @@ def decode_view(body: bytes) -> View:
     """
     try:
         return _views.decode(body)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise PeerProtocolError("bridge", "Watch", f"whole view: {error}") from error
 
 
@@ -52,7 +52,7 @@ def decode_delta(body: bytes) -> ViewDelta:
     """
     try:
         return _deltas.decode(body)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise PeerProtocolError("bridge", "Watch", f"delta: {error}") from error
 
 
@@ -72,7 +72,7 @@ def decode_policy(body: bytes) -> Policy:
                     _known(rule, _RULE_FIELDS) if isinstance(rule, dict) else rule for rule in rules
                 ]
         return msgspec.convert(raw, Policy)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except UNREADABLE as error:
         raise PeerProtocolError("bridge", "Watch", f"policy: {error}") from error
 
 

@@ -23,6 +23,7 @@ import msgspec
 
 from slurmbridge.pool.errors import (
     SAMPLE_CHARS,
+    UNREADABLE,
     Conflict,
     ParseError,
     PeerError,
@@ -107,7 +108,7 @@ def read_fault(error: grpc.aio.AioRpcError) -> Fault | None:
         if key == FAULT_KEY:
             try:
                 return _decoder.decode(value)
-            except msgspec.DecodeError:
+            except UNREADABLE:
                 return None
     return None
 

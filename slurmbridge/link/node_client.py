@@ -25,7 +25,7 @@ from slurmbridge.link.fault import error_of, read_fault
 from slurmbridge.link.message import VERSION
 from slurmbridge.link.tls import Tls
 from slurmbridge.log import get_logger
-from slurmbridge.pool.errors import ConfigError, ParseError, PeerError, Problem
+from slurmbridge.pool.errors import UNREADABLE, ConfigError, ParseError, PeerError, Problem
 from slurmbridge.pool.noderecord import NodeOrders, NodeReport
 
 _log = get_logger(__name__)
@@ -176,7 +176,7 @@ class NodeClient:
                 if ack.orders:
                     try:
                         self._on_orders(_orders.decode(ack.orders))
-                    except msgspec.DecodeError as error:
+                    except UNREADABLE as error:
                         _log.warning("orders cannot be read", error=str(error))
         finally:
             call.cancel()

@@ -20,6 +20,7 @@ from slurmbridge.link._gen import pool_pb2 as pb
 from slurmbridge.link.fault import Fault, abort
 from slurmbridge.link.message import VERSION, NodeSaid
 from slurmbridge.log import get_logger
+from slurmbridge.pool.errors import UNREADABLE
 from slurmbridge.pool.noderecord import NodeOrders, NodeReport
 
 _log = get_logger(__name__)
@@ -187,7 +188,7 @@ class NodeService:
     async def _read(self, message: pb.NodeReportMessage, after: int, context: _Context) -> NodeSaid:
         try:
             report = _reports.decode(message.report)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             text = f"report cannot be read: {error}"
             return await abort(context, Fault(faults.REJECTED, text=text, reason="form"))
         return NodeSaid(

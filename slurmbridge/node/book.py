@@ -18,6 +18,7 @@ import msgspec
 from slurmbridge.log import get_logger
 from slurmbridge.node.device import Gpu
 from slurmbridge.node.loaded import Loaded
+from slurmbridge.pool.errors import UNREADABLE
 
 _log = get_logger(__name__)
 
@@ -171,7 +172,7 @@ class Book:
             body = msgspec.json.decode(self._path.read_bytes(), type=_File)
         except FileNotFoundError:
             return
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, *UNREADABLE) as error:
             _log.warning("book cannot be read; made anew from what is here", error=str(error))
             return
         # The last good map: it counts while the present one has a fault.

@@ -112,7 +112,7 @@ class Gate:
                     why = f"not known: {error}"
                 writer.write(json.dumps({"why": why}).encode() + b"\n")
                 await writer.drain()
-        except (TimeoutError, OSError, ValueError, TypeError, KeyError) as error:
+        except (TimeoutError, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
             _log.warning("a hook was not answered", error=f"{type(error).__name__}: {error}")
         finally:
             writer.close()

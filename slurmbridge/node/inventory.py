@@ -15,7 +15,7 @@ import msgspec
 from slurmbridge.node import slurm_script
 from slurmbridge.node.device import DeviceMap, FoundGpu, map_devices
 from slurmbridge.node.gresconf import GresFile, read_gres_conf
-from slurmbridge.pool.errors import ParseError, PeerUnavailable
+from slurmbridge.pool.errors import UNREADABLE, ParseError, PeerUnavailable
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ class FileInventory:
         """See `Inventory.find`."""
         try:
             return list(msgspec.json.decode(Path(self._path).read_bytes(), type=_File).gpus)
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, *UNREADABLE) as error:
             raise PeerUnavailable("device file", self._path, str(error)) from error
 
     def usage(self) -> dict[str, Usage]:

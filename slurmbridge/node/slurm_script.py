@@ -414,7 +414,7 @@ def read_conf() -> dict[str, Any]:
     try:
         with open(path, encoding="utf-8") as file:
             conf.update(json.load(file))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         say(f"{path} cannot be read, defaults are used: {error}", syslog.LOG_ERR)
         conf["owner_uids"] = None
     return conf
@@ -451,7 +451,7 @@ def ask_agent(question: Mapping[str, Any], conf: Mapping[str, Any]) -> dict[str,
                     return None
                 got += part
         answer = json.loads(got)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return answer if isinstance(answer, dict) and isinstance(answer.get("why"), str) else None
 
@@ -463,7 +463,7 @@ def read_state(conf: Mapping[str, Any]) -> dict[str, Any] | None:
             state = json.load(file)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return state if isinstance(state, dict) and state.get("version") == 1 else None
 

@@ -6,7 +6,12 @@ so that the core can tell "it said no" from "nobody answered": only the first is
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+import msgspec
+
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding raises of bytes that are not what they should be; some nest thousands deep."""
 
 SAMPLE_CHARS = 256
 """How much of a faulty text an error keeps: enough to find it, too little to flood a log."""

@@ -92,6 +92,23 @@ def survive(parse, value, errors=(SlurmBridgeError,)):
         assert time.monotonic() - began < MOST_S
 
 
+NESTED = {
+    "API status": (status.read_status, b'{"kind":' + b"[" * 100_000),
+    "whole view": (codec.decode_view, b"\x91" * 100_000),
+    "delta": (codec.decode_delta, b"\x91" * 100_000),
+    "policy": (codec.decode_policy, b"\x91" * 100_000),
+    "configuration": (config.parse, b"a: " + b"[" * 5000),
+    "topology.yaml": (read_topology_yaml, "[" * 5000),
+}
+
+
+@pytest.mark.parametrize("what", NESTED)
+def test_what_is_nested_without_end_is_refused(what):
+    """Decoders let out a RecursionError, which is no error of decoding."""
+    parse, value = NESTED[what]
+    survive(parse, value)
+
+
 HELD = {j.id: j for j in queue.read_queue(text("22.05.8", "queue"), MARK)}
 LISTINGS = {
     "nodes": ("show node", listing.read_nodes),

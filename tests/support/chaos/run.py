@@ -249,4 +249,6 @@ def subjects(report: Report) -> re.Pattern[str]:
         if uid in text or re.search(rf"\b{name}\b", text):
             words |= {re.escape(uid), rf"\b{name.partition('-')[0]}\b"}
             words |= {rf"JobId={job}\b" for job in story.claims}
+    # Those that never had a node are in no story.
+    words |= {rf"\b{name}\b" for name in re.findall(r"\b([gp]\d+)(?:-\d+)? is not bound", text)}
     return re.compile("|".join(sorted(words)) or "(?!)")

@@ -350,6 +350,8 @@ ODD: dict[str, bytes] = {
     "wrong type": b'{"type":"ADDED","object":{"metadata":{"name":3}}}',
     "no JSON": b"\xff",
     "list in place of object": b"[]",
+    "nested without end": b'{"type":"ADDED","object":{"metadata":{"x":' + b"[" * 100_000,
+    "nested and closed": event("ADDED", "a", 7)[:-2] + b',"x":' + b"[" * 5000 + b"]" * 5000 + b"}}",
 }
 
 
@@ -362,8 +364,13 @@ async def test_an_odd_line_is_loud_and_repeated_and_then_leads_to_a_list(line: b
     assert story.names == ["list", "list+a"]
 
 
-async def test_a_list_with_an_odd_object_is_no_list() -> None:
-    story = Story([listing(5, obj("a", 1), obj("odd", 2))], [])
+@pytest.mark.parametrize(
+    "answer",
+    [listing(5, obj("a", 1), obj("odd", 2)), b'{"metadata":{},"items":[' + b"[" * 100_000],
+    ids=["an object that cannot be decoded", "nested without end"],
+)
+async def test_a_list_with_an_odd_object_is_no_list(answer: bytes) -> None:
+    story = Story([answer], [])
     await story.steps(1)
     assert story.told == []
     assert story.reflector.age_s == float("inf")

@@ -124,7 +124,7 @@ def test_only_the_bridges_own_user_walks_past_the_prolog(case, tmp_path):
     assert script.is_for_pods(given, conf(tmp_path)) is expected
 
 
-@pytest.mark.parametrize("text", [None, "{", "[1]"])
+@pytest.mark.parametrize("text", [None, "{", "[1]", "[" * 100_000])
 def test_without_a_configuration_claims_are_held_and_nobody_but_root_walks_past(
     text, tmp_path, monkeypatch
 ):
