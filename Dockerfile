@@ -1,4 +1,4 @@
-# One image for bridge and extender. Build: docker build -t slurmbridge .
+# One image for bridge, extender and node agent. Build: docker build -t slurmbridge .
 # Slurm's commands come from Debian and must not be newer than your slurmctld, nor more than two
 # releases older: choose the Debian release by SUITE, or build FROM your own image with your Slurm.
 ARG SUITE=bookworm
@@ -9,7 +9,8 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE constraints.txt ./
 COPY slurmbridge slurmbridge
 COPY extender extender
-RUN python -m pip wheel --no-cache-dir --constraint constraints.txt --wheel-dir /wheels .
+# [nvidia]: the node agent asks NVIDIA's driver (`node.devices: nvml`); one pure Python file.
+RUN python -m pip wheel --no-cache-dir --constraint constraints.txt --wheel-dir /wheels '.[nvidia]'
 
 FROM python:${PYTHON}-slim-${SUITE}
 ARG UID=64030
@@ -20,7 +21,7 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/* /etc/munge \
  && (id slurm >/dev/null 2>&1 || useradd --system --uid ${UID} --no-create-home --shell /usr/sbin/nologin slurm)
 COPY --from=wheel /wheels /wheels
-RUN python -m pip install --no-cache-dir --no-index --find-links /wheels slurmbridge && rm -rf /wheels
+RUN python -m pip install --no-cache-dir --no-index --find-links /wheels 'slurmbridge[nvidia]' && rm -rf /wheels
 # An environment variable that names a NetworkX backend which is not installed breaks its import.
 ENV NETWORKX_AUTOMATIC_BACKENDS= NETWORKX_BACKEND_PRIORITY= PYTHONUNBUFFERED=1
 USER slurm

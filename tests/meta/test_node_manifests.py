@@ -93,6 +93,20 @@ def test_the_config_map_is_read_by_the_agent(tmp_path):
         assert str(Path(path).parent) in mounts
 
 
+def test_the_image_has_what_the_config_map_asks_the_driver_by(tmp_path):
+    objects = {one["kind"]: one for one in built(tmp_path)}
+    config = parse(objects["ConfigMap"]["data"]["config.yaml"].encode())
+    assert config.node.devices == "nvml"
+    root = MANIFESTS.parent
+    lines = (root / "Dockerfile").read_text().splitlines()
+    wheel, install = (
+        next(line for line in lines if f"RUN python -m pip {verb} " in line)
+        for verb in ("wheel", "install")
+    )
+    assert "'.[nvidia]'" in wheel
+    assert "'slurmbridge[nvidia]'" in install
+
+
 def test_the_snippets_for_slurm_are_what_the_code_takes():
     folder = MANIFESTS / "node/slurm"
     gpus = read_gres_conf((folder / "gres.conf.snippet").read_text(), "gpu007")
