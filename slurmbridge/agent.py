@@ -339,7 +339,10 @@ class Agent:
         use = (job.gpus or {}).get(self.slurm_name)
         if use is None:
             return f"job {job_id} holds no GPUs on {self.slurm_name}"
-        if use.indices is not None and not set(pod.indices or ()) <= set(use.indices):
+        if use.indices is None:
+            # Never so of GPUs that the agent has numbers of (gres.conf with File=).
+            return f"slurmctld does not say which GPUs job {job_id} holds on {self.slurm_name}"
+        if not set(pod.indices or ()) <= set(use.indices):
             return f"job {job_id} holds other GPUs on {self.slurm_name}"
         return ""
 

@@ -37,11 +37,11 @@ def pod(namespace="team-a", name="a", claim=10, gpus="3", **notes):
 class Jobs:
     """slurmctld, with one claim."""
 
-    def __init__(self, claim):
+    def __init__(self, claim, numbers="0-3"):
         job = make_job(10).but(
             name=claim.job_name, comment=write_comment(claim, "team-a/x"), user_id=OWNER
         )
-        self._job = plain(job.on("n1", "0-3"))
+        self._job = plain(job.on("n1", numbers, count=4))
 
     async def job(self, job_id):
         return self._job if job_id == 10 else None
@@ -73,6 +73,13 @@ async def test_only_a_claim_of_the_pod_or_of_its_gang_is_the_pods(claim, facts, 
     found = await Agent._verify(agent(claim), facts)
     assert answer in found
     assert bool(found) == bool(answer)
+
+
+async def test_a_claim_of_which_slurmctld_tells_no_gpu_numbers_covers_nothing():
+    node = agent(SINGLE)
+    node._jobs = Jobs(SINGLE, numbers=None)
+    found = await Agent._verify(node, pod())
+    assert found == "slurmctld does not say which GPUs job 10 holds on n1"
 
 
 class Look:
