@@ -91,7 +91,7 @@ def on_allocated(state: State, event: GroupAllocated) -> None:
         if (gang := state.waiting.gang_with(event.uid)) is not None:
             pause(state, gang)
         return
-    ticket.job_id = job.id
+    ticket.job_id, ticket.since = job.id, state.now
     state.ending.pop(job.id, None)
     see(state, ticket, job)
 

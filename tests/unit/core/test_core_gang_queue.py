@@ -909,6 +909,18 @@ def test_a_claim_for_all_that_was_not_answered_is_found():
     assert lifted == {"uid-g0", "uid-g1"}
 
 
+def test_a_claim_for_all_that_is_being_configured_is_not_missed_by_a_reading_from_before_it():
+    story = pool(member(0), member(1), busy=())
+    story.now += 0.5
+    began = story.now - T0
+    story.now += 0.5
+    job = plain(place(70, n1="0-7", n2="0-7").state("RUNNING+CONFIGURING"))
+    story.handle(ev.GroupAllocated(UID, job))
+    assert none(story.poll(began=began), act.LookJob)
+    story.slurm(place(70, n1="0-7", n2="0-7")).now += 0.5
+    assert {a.uid for a in story.poll() if isinstance(a, act.Lift)} == {"uid-g0", "uid-g1"}
+
+
 def test_what_an_earlier_leader_asked_for_and_what_this_one_did_are_one_claim_in_the_end():
     story = pool(member(0), member(1), busy=())
     story.slurm(place(70, n3="0-7", n4="0-7")).pass_time(1)
