@@ -350,6 +350,8 @@ def _touch_all(state: State) -> None:
 
 def _on_action_failed(state: State, event: ev.ActionFailed) -> None:
     """No clear answer: the next tick or reading asks again. Only waiting askers need a word."""
+    if event.what == "AllocateGroup":
+        ticket.on_answer(state, event.uid)
     entry = state.book.get(event.uid)
     if entry is None:
         return

@@ -68,6 +68,7 @@ def claim_now(
 
     """
     ticket = Ticket(gang.uid, request.ref, state.now, boot=state.boot, now=now, seats=seats)
+    ticket.asked_until = state.now + state.settings.answer_s
     state.waiting.tickets[gang.uid] = ticket
     gang.attempts += 1
     _touch(state, ticket)
@@ -80,6 +81,7 @@ def on_allocated(state: State, event: GroupAllocated) -> None:
     if state.lives_in(event.uid, job.id) or _is_ending(state, event.uid, job.id):
         return
     ticket = state.waiting.tickets.get(event.uid)
+    on_answer(state, event.uid)
     if ticket is None or (ticket.job_id and ticket.job_id != job.id):
         release.end_group(state, event.uid, job.id, "its gang needs it no more")
         return
@@ -94,6 +96,12 @@ def on_allocated(state: State, event: GroupAllocated) -> None:
     ticket.job_id, ticket.since = job.id, state.now
     state.ending.pop(job.id, None)
     see(state, ticket, job)
+
+
+def on_answer(state: State, uid: str) -> None:
+    """What was asked for is answered, or never will be: readings tell what has become of it."""
+    if (ticket := state.waiting.tickets.get(uid)) is not None:
+        ticket.asked_until = 0.0
 
 
 def _is_ending(state: State, uid: str, job_id: int) -> bool:
@@ -176,7 +184,8 @@ def settled(state: State, gang: GangState) -> None:
 def claim_of_gang(state: State, gang: GangState) -> SlurmJob | None:
     """The gang's claim, where it runs and has its GPUs: the one that members live in comes first.
 
-    Of one that was found running, not all may be given away yet (`adopted.unclear`).
+    Of one that was found running, not all may be given away yet (`adopted.unclear`). One that is
+    neither may be what was refused a moment ago.
     """
     ticket = state.waiting.tickets.get(gang.uid)
     if ticket is not None:
@@ -184,7 +193,8 @@ def claim_of_gang(state: State, gang: GangState) -> SlurmJob | None:
     found = [
         job
         for job in state.live_groups.get(gang.uid, ())
-        if job.id not in state.ending and is_running(job) and job.gpus and not job.preempted_at
+        if (job.id in state.waiting.adopted or state.lives_in(gang.uid, job.id))
+        and (job.id not in state.ending and is_running(job) and job.gpus and not job.preempted_at)
     ]
     return min(found, key=lambda j: (not state.lives_in(gang.uid, j.id), j.id), default=None)
 
@@ -296,7 +306,7 @@ def see(state: State, ticket: Ticket, job: SlurmJob | None) -> None:
         refuse(state, gang, job, f"Slurm preempts the gang's claim, job {job.id}")
     elif is_running(job):
         if job.gpus is not None and "CONFIGURING" not in job.state.flags:
-            ticket.running = job
+            ticket.running = None if state.now < ticket.asked_until else job
         elif ticket.untold_at is None:
             ticket.untold_at = state.now
         elif state.now - ticket.untold_at > UNTOLD_S and gang is not None:

@@ -107,6 +107,8 @@ class Ticket:
     left_at: since when the gang is not complete any more. untold_at: since when the job runs and
     Slurm does not tell its GPUs. now: GPUs by Slurm node of a claim that is to be had at once; {}:
     it waits in the queue. seats: the Slurm nodes of such a claim that are meant for its members.
+    asked_until: until then our asking for such a claim may be under way still, and what is not as
+    it was asked for is ended.
     """
 
     uid: str
@@ -123,6 +125,7 @@ class Ticket:
     untold_at: float | None = None
     now: Mapping[str, int] = field(default_factory=dict)
     seats: Mapping[str, str] = field(default_factory=dict)
+    asked_until: float = 0.0
 
 
 @dataclass(slots=True)

@@ -909,6 +909,34 @@ def test_a_claim_for_all_that_was_not_answered_is_found():
     assert lifted == {"uid-g0", "uid-g1"}
 
 
+@pytest.mark.parametrize("began", [0, 1.5])
+def test_a_reading_of_a_claim_for_all_that_was_not_answered_lets_nobody_go(began):
+    """Slurm may have given something else than was asked for; then its answer is that it ended."""
+    story = pool(member(0), member(1), busy=())
+    only(story.of(act.AllocateGroup), act.AllocateGroup)
+    story.now = T0 + 2
+    story.slurm(place(70, n1="0-7", n2="0-7", n3="0-7")).poll(began=began)
+    story.tick()
+    assert none(story.actions, act.Lift)
+    story.now += 0.1
+    story.slurm(place(70, n1="0-7").state("CANCELLED"))
+    story.handle(ev.GroupRefused(UID, "other", "asked for 2 times 8, got 24"))
+    story.tick()
+    story.pass_time(3)
+    assert none(story.actions, act.Lift)
+    assert len(asked_now(story)) == 2
+    lifted = {a.uid for a in granted(story, 71, n1="0-7", n2="0-7") if isinstance(a, act.Lift)}
+    assert lifted == {"uid-g0", "uid-g1"}
+
+
+def test_a_claim_for_all_whose_answer_never_comes_starts_in_the_end():
+    story = pool(member(0), member(1), busy=(), answer_s=10)
+    story.slurm(place(70, n1="0-7", n2="0-7"))
+    assert none(story.pass_time(8), act.Lift)
+    assert {a.uid for a in story.pass_time(3) if isinstance(a, act.Lift)} == {"uid-g0", "uid-g1"}
+    assert none(story.actions + story.pass_time(5), act.End)
+
+
 def test_a_claim_for_all_that_is_being_configured_is_not_missed_by_a_reading_from_before_it():
     story = pool(member(0), member(1), busy=())
     story.now += 0.5
@@ -925,6 +953,7 @@ def test_what_an_earlier_leader_asked_for_and_what_this_one_did_are_one_claim_in
     story = pool(member(0), member(1), busy=())
     story.slurm(place(70, n3="0-7", n4="0-7")).pass_time(1)
     assert only(granted(story, 71, n1="0-7", n2="0-7"), act.End).job_id == 71
+    story.pass_time(1)
     lifted = {a.uid: a.kube_node for a in story.of(act.Lift)}
     assert lifted == {"uid-g0": "n3", "uid-g1": "n4"}
     assert none(story.pass_time(10), act.AllocateGroup, act.Allocate)
