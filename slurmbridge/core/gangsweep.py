@@ -157,6 +157,7 @@ def _take_ticket(state: State, uid: str, job: SlurmJob, pods: list[PodRecord]) -
     state.waiting.adopted.pop(job.id, None)  # nobody lives in what waits
     ref = job.comment.partition(" ref=")[2]
     ticket = Ticket(uid, ref, since=state.now, job_id=job.id, boot=state.boot)
+    ticket.asked_until = state.now + state.settings.answer_s
     state.waiting.tickets[uid] = ticket
     places.see(state, ticket, job)
 

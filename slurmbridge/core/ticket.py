@@ -306,7 +306,8 @@ def see(state: State, ticket: Ticket, job: SlurmJob | None) -> None:
         refuse(state, gang, job, f"Slurm preempts the gang's claim, job {job.id}")
     elif is_running(job):
         if job.gpus is not None and "CONFIGURING" not in job.state.flags:
-            ticket.running = None if state.now < ticket.asked_until else job
+            is_asked = bool(ticket.now) and state.now < ticket.asked_until
+            ticket.running = None if is_asked else job
         elif ticket.untold_at is None:
             ticket.untold_at = state.now
         elif state.now - ticket.untold_at > UNTOLD_S and gang is not None:
@@ -314,8 +315,10 @@ def see(state: State, ticket: Ticket, job: SlurmJob | None) -> None:
     elif not is_live(job):
         # A reading that began before that may still be to come.
         give_up(state, ticket.uid, f"Slurm has ended it ({job.state.base})")
-        # A claim asked for at once is ended by ourselves where it is not what was asked for.
-        if gang is not None and job.state.base == "CANCELLED" and not ticket.now:
+        # A claim asked for at once is ended by ourselves where it is not what was asked for; and a
+        # place that was found, perhaps by a scancel of an earlier leader that was slow.
+        by_us = bool(ticket.now) or state.now < ticket.asked_until
+        if gang is not None and job.state.base == "CANCELLED" and not by_us:
             why = f"job {job.id} of the gang was cancelled in Slurm"
             gang.cancelled = Cancel(why, state.now, frozenset(gang.members))
         elif gang is not None:

@@ -107,8 +107,9 @@ class Ticket:
     left_at: since when the gang is not complete any more. untold_at: since when the job runs and
     Slurm does not tell its GPUs. now: GPUs by Slurm node of a claim that is to be had at once; {}:
     it waits in the queue. seats: the Slurm nodes of such a claim that are meant for its members.
-    asked_until: until then our asking for such a claim may be under way still, and what is not as
-    it was asked for is ended.
+    asked_until: until then what was asked of Slurm may be under way still. Of a claim at once: our
+    asking for it, and what is not as it was asked for is ended. Of a place that was found: an
+    earlier leader's ending of it.
     """
 
     uid: str

@@ -678,6 +678,21 @@ def test_places_that_a_reading_does_not_show_count_for_the_breaker_until_they_ar
     assert not breaker(story.machine.state)["open"]
 
 
+@pytest.mark.parametrize(("seconds", "gone"), [(2, set()), (70, {"uid-g0", "uid-g1"})])
+def test_a_late_scancel_of_an_earlier_leader_is_taken_for_nobodys_will(seconds, gone):
+    """It gave the place up, and was killed while the command waited for a busy slurmctld."""
+    story = pool(member(0), member(1))
+    queue(story)
+    story.gone(member(0))
+    assert {a.job_id for a in story.pass_time(20) if isinstance(a, act.End)} == {70}
+    story.again(member(0), member(1)).pass_time(seconds)
+    ended = place(70).state("CANCELLED")
+    story.slurm(ended).handle(ev.JobLooked(UID, 70, plain(ended)))
+    story.forget().pass_time(10)
+    assert evicted(story) == gone
+    assert len(story.of(act.QueueGroup)) == (0 if gone else 1)
+
+
 def test_pods_that_are_made_again_after_a_cancel_are_a_new_gang():
     story = pool(member(0), member(1))
     queue(story)
