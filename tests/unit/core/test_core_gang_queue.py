@@ -693,6 +693,26 @@ def test_a_late_scancel_of_an_earlier_leader_is_taken_for_nobodys_will(seconds, 
     assert len(story.of(act.QueueGroup)) == (0 if gone else 1)
 
 
+def test_a_place_under_the_id_of_one_that_slurmctld_forgot_as_it_was_given_up_is_queued_once():
+    """That it is another is not told by its id: it is asked for again, and nobody is evicted."""
+    story = pool(member(0), member(1), answer_s=10)
+    queue(story)
+    story.forget()
+    story.handle(ev.JobLooked(UID, 70, plain(place(70).but(reason="PartitionTimeLimit"))))
+    assert only(story.of(act.End), act.End).job_id == 70
+    assert only(story.of(act.QueueGroup), act.QueueGroup)
+    story.boot = story.now
+    story.handle(ev.GroupQueued(UID, 70))
+    story.pass_time(15)
+    assert len(story.of(act.QueueGroup)) == 2
+    story.slurm(place(71)).handle(ev.GroupQueued(UID, 71))
+    story.pass_time(7)
+    assert {a.job_id for a in story.of(act.End)} == {70}
+    story.slurm(place(70).state("CANCELLED")).pass_time(5)
+    assert evicted(story) == set()
+    assert story.machine.queued_jobs == {71: UID}
+
+
 def test_pods_that_are_made_again_after_a_cancel_are_a_new_gang():
     story = pool(member(0), member(1))
     queue(story)
