@@ -159,8 +159,9 @@ class Gate:
             known = {pod.uid for pod in self._pods.known()} | set(self._book.pods)
             why = await self._look.strangers(known)
         why = why or await self._look.left(uids)
-        if why or not uids:
+        if why or (asked is not None and not uids):
             return why
+        # Also without a pod (a gang's are forgotten by now): their contexts may outlive them.
         # Nobody but this claim may be on its GPUs yet, but a job that came after a lost claim.
         native = {index for one in self._book.native.values() for index in one.gpus}
         return await self._look.contexts(set(gpus) - native)

@@ -472,25 +472,27 @@ def claimed_pods(job: Mapping[str, str], conf: Mapping[str, Any]) -> set[str] | 
     """UIDs of the pods that this job covers on this node, by comment and the agent's file.
 
     None: the job is a claim, but whose cannot be said; an empty set: it is not a claim of ours.
+    A comment that is not ours frees nothing: anybody may have changed it, and the configuration may
+    have another cluster or owner by now. What the agent has noted for this job still counts, for
+    GPUs of this job: its id may have been another's before a crash of slurmctld.
     """
     state = read_state(conf)
-    noted = {
-        str(pod["uid"])
-        for pod in (state or {}).get("pods", [])
-        if str(pod.get("job_id")) == job["id"]
-    }
+    pods = [p for p in (state or {}).get("pods", []) if str(p.get("job_id")) == job["id"]]
+    noted = {str(pod["uid"]) for pod in pods}
+    gpus = expand(job["gpus"])
+    here = {str(p["uid"]) for p in pods if not (gpus and p.get("gpus")) or gpus & set(p["gpus"])}
     comment = job["comment"]
     if _FILLER.fullmatch(comment):
-        return set()
+        return here
     match = _COMMENT.fullmatch(comment)
     if match is None:
         if comment:
-            return set()
+            return here
         # After a crash of slurmctld the comment may be empty (22.05.8).
         is_known = state is not None or not is_of_owner(job, conf, unknown=True)
         return noted if is_known else None
     if conf["cluster"] not in ("", match["cluster"]) or not is_of_owner(job, conf, unknown=True):
-        return set()
+        return here
     if match["kind"] == "pod":
         return noted | {match["uid"]}
     return noted or None
@@ -577,7 +579,10 @@ def prolog(conf: Mapping[str, Any]) -> int:
     told: tuple[str, int] | None = None
     while True:
         answer = ask_agent({"ask": "handover", "job": job}, conf)
-        why = answer["why"] if answer is not None else busy_by_look(job["gpus"], conf)
+        if answer is not None:
+            why = answer["why"]
+        else:
+            why = busy_by_look(job["gpus"], conf) or contexts_left(job["gpus"], conf)
         if not why:
             return 0
         # Before the wait: its user may cancel the job meanwhile, and slurmd is told that once.

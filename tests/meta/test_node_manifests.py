@@ -1,5 +1,6 @@
 """manifests/node as it is: it builds, is valid, and says what the code reads."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ import yaml
 
 from slurmbridge.config import parse
 from slurmbridge.node.gresconf import read_gres_conf
+from slurmbridge.node.slurm_script import DEFAULTS, TOLD_S
 from slurmbridge.pool.policy import Granularity
 from tests.support import binaries
 from tests.support.kube_api import KubeError
@@ -116,3 +118,10 @@ def test_the_snippets_for_slurm_are_what_the_code_takes():
         assert text.rstrip().endswith(f"slurm_script.py {hook}")
         subprocess.run(["sh", "-n", str(folder / hook)], check=True)
         assert f"{hook.capitalize()}=" in (folder / "slurm.conf.snippet").read_text()
+    limits = dict(
+        re.findall(r"^(\w+)=(\d+)$", (folder / "slurm.conf.snippet").read_text(), re.MULTILINE)
+    )
+    # Slurm must not end what our hooks wait for by default.
+    most_s = DEFAULTS["prolog_wait_s"] + 2 * TOLD_S
+    assert int(limits["BatchStartTimeout"]) > most_s
+    assert int(limits["PrologEpilogTimeout"]) > DEFAULTS["longest_hold_s"]

@@ -105,6 +105,34 @@ def test_without_a_driver_nobody_is_asked(alone, monkeypatch):
     assert alone("30, GPU-0\n", 1) == ""
 
 
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_the_prolog_asks_the_driver_too_where_no_agent_is(tree, alone, monkeypatch, is_noted):
+    process(tree, 30)
+    (tree / "cgroup/kubepods" / f"pod{UID}" / "cgroup.procs").unlink()
+    (tree / "cgroup/kubepods" / f"pod{UID}").rmdir()
+    alone("30, GPU-0\n")
+    if not is_noted:
+        (tree / "node.json").unlink()
+    said = []
+    monkeypatch.setattr(script, "drain", lambda job, why, conf: said.append(why))
+    monkeypatch.setattr(script, "told_before", lambda job, conf: ("", 0))
+    for name, value in {"ID": "8", "GPUS": "0", "UID": "1000"}.items():
+        monkeypatch.setenv(f"SLURM_JOB_{name}", value)
+    conf = {
+        **script.DEFAULTS,
+        "socket": str(tree / "none.sock"),
+        "state": str(tree / "node.json"),
+        "nvidia_smi": str(tree / "nvidia-smi"),
+        "prolog_wait_s": 0.0,
+        "on_busy": "drain",
+    }
+    assert script.prolog(conf) == 1
+    assert len(said) == 1
+    assert "process 30 of no pod has a context on GPU " in said[0]
+    alone("")
+    assert script.prolog(conf) == 0
+
+
 # With the agent: NVML.
 
 
@@ -157,6 +185,16 @@ def test_the_agent_holds_a_claim_while_a_context_is_left_on_its_gpus(tree):
     assert hold(gate) == "process 404 of no pod has a context on GPU 0"
     _, gate, _ = look_at(tree, Driver())
     assert hold(gate) == ""
+
+
+def test_a_context_holds_a_gangs_claim_whose_pods_are_forgotten(tree):
+    process(tree, 30)
+    (tree / "cgroup/kubepods" / f"pod{UID}" / "cgroup.procs").unlink()
+    (tree / "cgroup/kubepods" / f"pod{UID}").rmdir()
+    _, gate, _ = look_at(tree, Driver(30))
+    assert hold(gate, uids=None) == "process 30 of no pod has a context on GPU 0"
+    _, gate, _ = look_at(tree, Driver())
+    assert hold(gate, uids=None) == ""
 
 
 def test_contexts_of_jobs_and_on_a_later_jobs_gpus_do_not_hold_a_claim(tree):

@@ -32,8 +32,8 @@ def conf(tmp_path, pods=None):
     return made
 
 
-def job(comment=COMMENT, uid="0", job_id="7"):
-    return {"id": job_id, "comment": comment, "uid": uid}
+def job(comment=COMMENT, uid="0", job_id="7", gpus="0"):
+    return {"id": job_id, "comment": comment, "uid": uid, "gpus": gpus}
 
 
 NOTED = [{"uid": "u-1", "job_id": 7, "gpus": [0]}, {"uid": "u-2", "job_id": 8, "gpus": [1]}]
@@ -41,10 +41,24 @@ GROUP = "slurmbridge/1 cluster=lab group=g-1 ref=a/b"
 CLAIMED = {
     "a claim": (job(), NOTED, {UID, "u-1"}),
     "without a file": (job(), None, {UID}),
-    "of another cluster": (job(COMMENT.replace("=lab", "=other")), NOTED, set()),
-    "forged by a user": (job(uid="1000"), NOTED, set()),
-    "a filler": (job(f"slurmbridge/1 cluster=lab filler={UID}"), NOTED, set()),
-    "a native job": (job("my experiment"), NOTED, set()),
+    "of another cluster": (job(COMMENT.replace("=lab", "=other"), job_id="99"), NOTED, set()),
+    "forged by a user": (job(uid="1000", job_id="99"), NOTED, set()),
+    "a filler": (job(f"slurmbridge/1 cluster=lab filler={UID}", job_id="99"), NOTED, set()),
+    "a native job": (job("my experiment", job_id="99"), NOTED, set()),
+    "its cluster's name was changed since": (
+        job(COMMENT.replace("=lab", "=other")),
+        NOTED,
+        {"u-1"},
+    ),
+    "its owner was changed since": (job(uid="1000"), NOTED, {"u-1"}),
+    "its comment was made a filler's": (
+        job(f"slurmbridge/1 cluster=lab filler={UID}"),
+        NOTED,
+        {"u-1"},
+    ),
+    "its comment was changed": (job("my experiment"), NOTED, {"u-1"}),
+    "its comment was changed, its GPUs are not told": (job("x", gpus=""), NOTED, {"u-1"}),
+    "a native job with the id of a forgotten claim": (job("x", gpus="2-3"), NOTED, set()),
     "a native job without comment": (job("", job_id="99"), NOTED, set()),
     "a claim whose comment slurmctld forgot": (job(""), NOTED, {"u-1"}),
     "a group": (job(GROUP), NOTED, {"u-1"}),

@@ -208,7 +208,7 @@ def test_a_job_without_comment_may_be_a_claim_while_the_agents_file_cannot_be_re
 ):
     made = conf(tree)
     (tree / "node.json").write_text("{")
-    job = {"id": "7", "comment": "", "uid": uid}
+    job = {"id": "7", "comment": "", "uid": uid, "gpus": "0"}
     assert script.claimed_pods(job, made) == expected
     (tree / "node.json").unlink()
     assert script.claimed_pods(job, made) == set()
