@@ -127,6 +127,19 @@ REFUSED = {
             }
         ]
     ),
+    "all devices by variable in an init container": pod(
+        "p",
+        namespace="team",
+        spec={
+            "initContainers": [
+                {
+                    "name": "i",
+                    "image": "i",
+                    "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}],
+                }
+            ]
+        },
+    ),
     "a CDI annotation": pod(
         "p", namespace="team", annotations={"cdi.k8s.io/x": "nvidia.com/gpu=0"}
     ),
@@ -274,14 +287,22 @@ def test_only_the_extender_writes_a_claim_by_a_binding(closed: KubeCluster) -> N
 
 
 def test_the_pod_of_a_file_on_a_node_is_let_in_so_that_it_is_seen(closed: KubeCluster) -> None:
-    kubelet = closed.api.acting_as("system:node:gpu001", "system:nodes")
-    body = pod("static", namespace="team", gpus=1, node_name="gpu001")
+    assert _refusal(_kubelet(closed), _mirror(closed, "static")) == ""
+
+
+def _kubelet(kube: KubeCluster) -> KubeApi:
+    return kube.api.acting_as("system:node:gpu001", "system:nodes")
+
+
+def _mirror(kube: KubeCluster, name: str) -> dict[str, Any]:
+    """The pod of a file, as its kubelet shows it."""
+    body = pod(name, namespace="team", gpus=1, node_name="gpu001")
     owner = {"apiVersion": "v1", "kind": "Node", "name": "gpu001", "controller": True}
-    owner["uid"] = closed.api.get("/api/v1/nodes/gpu001")["metadata"]["uid"]
+    owner["uid"] = kube.api.get("/api/v1/nodes/gpu001")["metadata"]["uid"]
     body["metadata"]["ownerReferences"] = [owner]
     body["metadata"]["annotations"] = {"kubernetes.io/config.mirror": "x"}
     body["spec"]["automountServiceAccountToken"] = False
-    assert _refusal(kubelet, body) == ""
+    return body
 
 
 def test_a_toleration_is_not_added_later_and_an_old_one_does_no_harm(closed: KubeCluster) -> None:
@@ -305,3 +326,41 @@ def test_a_privileged_container_is_not_added_later(closed: KubeCluster) -> None:
             {"spec": {"ephemeralContainers": [container]}},
             content_type="application/strategic-merge-patch+json",
         )
+
+
+def _debug(api: KubeApi, path: str, *containers: dict[str, Any]) -> None:
+    api.request(
+        "PATCH",
+        f"{path}/ephemeralcontainers",
+        {"spec": {"ephemeralContainers": list(containers)}},
+        content_type="application/strategic-merge-patch+json",
+    )
+
+
+def test_devices_are_not_named_later_and_what_names_them_already_does_no_harm(
+    closed: KubeCluster,
+) -> None:
+    yours = _user(closed)
+    env = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
+    notes = {"cdi.k8s.io/x": "nvidia.com/gpu=0"}
+    merge = "application/merge-patch+json"
+    closed.api.create(pod("named", namespace="team"))
+    path = "/api/v1/namespaces/team/pods/named"
+    with pytest.raises(KubeError, match="NVIDIA_VISIBLE_DEVICES takes"):
+        _debug(yours, path, {"name": "dbg", "image": "x", "env": env})
+    for target in (path, f"{path}/status"):
+        with pytest.raises(KubeError, match="a CDI annotation takes"):
+            yours.request("PATCH", target, {"metadata": {"annotations": notes}}, content_type=merge)
+    _debug(yours, path, {"name": "dbg", "image": "x"})
+    # A kubelet is let through, as whoever made a pod before there was the policy.
+    old = _mirror(closed, "old")
+    old["metadata"]["annotations"] |= notes
+    old["spec"]["containers"][0]["env"] = env
+    _kubelet(closed).create(old)
+    path = "/api/v1/namespaces/team/pods/old"
+    yours.patch(path, {"metadata": {"labels": {"a": "b"}}})
+    running = {"status": {"phase": "Running"}}
+    yours.request("PATCH", f"{path}/status", running, content_type=merge)
+    with pytest.raises(KubeError, match="a CDI annotation takes"):
+        yours.patch(path, {"metadata": {"annotations": {"cdi.k8s.io/x": "nvidia.com/gpu=1"}}})
+    yours.patch(path, {"metadata": {"annotations": {"cdi.k8s.io/x": None}}})
