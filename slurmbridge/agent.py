@@ -37,7 +37,7 @@ from slurmbridge.node.alarms import Alarms
 from slurmbridge.node.book import Book
 from slurmbridge.node.device import DeviceMap
 from slurmbridge.node.gate import Gate
-from slurmbridge.node.identity import PodFacts, is_for
+from slurmbridge.node.identity import PodFacts, init_served, is_for
 from slurmbridge.node.inventory import FileInventory, Inventory, read_map, stamp_of
 from slurmbridge.node.kubelet import Registration
 from slurmbridge.node.listing import PodResources
@@ -258,7 +258,7 @@ class Agent:
             await admin.start(host, int(port))
             parts = [
                 self._registration.run(),
-                self._pods.reflector.run(self._pods.take),
+                self._pods.reflector.run(self._take),
                 self._look_on(),
                 self._check_native(),
                 self._events.run(),
@@ -283,6 +283,11 @@ class Agent:
                 await self._gate.stop()
                 await self._lister.close()
                 await admin.stop()
+
+    async def _take(self, change: Change[PodFacts]) -> None:
+        await self._pods.take(change)
+        if isinstance(change, ListedPods):
+            self._woken.set()  # the bridge waits for it
 
     async def _drain(self) -> None:
         """Leave without losing a pod: say that we go, and serve those that are on their way.
@@ -462,9 +467,13 @@ class Agent:
         by_ref = {pod.ref: pod for pod in self._pods.known() if not pod.is_over}
         for one in sample.listing or ():
             pod = by_ref.get(f"{one.namespace}/{one.name}")
-            if pod is not None and one.all_devices and pod.uid not in self.book.pods:
+            if pod is None or pod.uid in self.book.pods:
+                continue
+            # Else it would seem to wait for these as long as it lives, beside each new pod.
+            served = init_served(pod, one, runs=pod.uid in sample.processes)
+            if one.all_devices or served:
                 indices = self._devices.indices(one.all_devices)
-                self.book.adopt(pod.uid, pod.ref, pod.job_id or 0, indices)
+                self.book.adopt(pod.uid, pod.ref, pod.job_id or 0, indices, served)
                 for container, ids in one.devices.items():
                     self.book.give(pod.uid, pod.ref, pod.job_id or 0, container, ids, indices)
 
@@ -511,8 +520,12 @@ class Agent:
                 )
         return NodeReport(
             slurm_node=self.slurm_name,
+            # Without the pods nobody knows whose devices the kubelet asks for.
             registered=(
-                self._registration.registered and not self._devices.fault and not self._leaving
+                self._registration.registered
+                and self._pods.reflector.lists > 0
+                and not self._devices.fault
+                and not self._leaving
             ),
             is_whole=sample.is_whole,
             fault=self._devices.fault,

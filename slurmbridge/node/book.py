@@ -109,7 +109,14 @@ class Book:
         entry.grants.append(frozenset(grant))
         self.save()
 
-    def adopt(self, uid: str, ref: str, job_id: int, gpus: Collection[int]) -> None:
+    def adopt(
+        self,
+        uid: str,
+        ref: str,
+        job_id: int,
+        gpus: Collection[int],
+        served: Collection[str] = (),
+    ) -> None:
         """Note a pod that has GPUs without our doing in this run (an agent without its file)."""
         entry = self.pods.get(uid)
         if entry is not None and entry.job_id == job_id and set(gpus) <= entry.gpus:
@@ -117,6 +124,7 @@ class Book:
         entry = self.pods.setdefault(uid, BookEntry(uid, ref, job_id))
         entry.job_id = job_id
         entry.gpus |= set(gpus)
+        entry.served |= set(served)
         self.save()
 
     def drop(self, uids: Iterable[str]) -> None:

@@ -34,7 +34,8 @@ class PodFacts(msgspec.Struct, frozen=True):
     job_id: of its claim annotation, None: it has none that names this pod. indices: GPU indices of
     the claim, None: not written or not readable. fault: why the claim cannot be read.
     is_over: Succeeded or Failed. loose: ways around the device plugin that the pod uses
-    (`privileged`, `NVIDIA_VISIBLE_DEVICES`, `hostPath /dev`). group: key of its gang, "" for none.
+    (`privileged`, `NVIDIA_VISIBLE_DEVICES`, a CDI annotation, `hostPath /dev`). group: key of its
+    gang, "" for none.
     """
 
     uid: str
@@ -99,6 +100,28 @@ def unknown_names(pods: Iterable[PodFacts], listing: Iterable[Listed]) -> list[t
         for one in listing
         if not one.all_devices and (one.namespace, one.name) not in known
     ]
+
+
+def is_served(pod: PodFacts, served: Served) -> bool:
+    """Whether all its containers have been given devices: the kubelet should not ask for it again.
+
+    Such a pod can still look as if it waited: the kubelet never lists what an init container has.
+    """
+    return all((pod.uid, want.container) in served for want in pod.wants)
+
+
+def init_served(pod: PodFacts, listed: Listed, *, runs: bool) -> list[str]:
+    """Init containers that must have been given devices, as the kubelet serves them first.
+
+    Args:
+        pod: as the API server has it.
+        listed: as the kubelet lists it, which shows nothing of init containers.
+        runs: it has processes, so that its admission is over.
+
+    """
+    others = [want.container for want in pod.wants if want.kind != "init"]
+    is_over = all(listed.devices.get(name) for name in others) if others else runs
+    return [w.container for w in pod.wants if w.kind == "init"] if is_over else []
 
 
 def admitted_pod(

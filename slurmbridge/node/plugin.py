@@ -2,8 +2,8 @@
 
 GetPreferredAllocation and Allocate stop the whole kubelet while they run (measured: 15 s in one
 held up every other pod): nothing is waited for there beyond one PodResources.List and, where the
-watch is behind, one GET. PreStartContainer holds up its own pod only: there the claim is verified
-with slurmctld, and the GPUs' idleness is waited for.
+watch is behind, one GET for each pod that it lacks, all at once. PreStartContainer holds up its own
+pod only: there the claim is verified with slurmctld, and the GPUs' idleness is waited for.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from slurmbridge.node.identity import (
     Veto,
     admitted_pod,
     check_devices,
+    is_served,
     owner_of,
     prefer,
     unknown_names,
 )
-from slurmbridge.pool.errors import PeerError
+from slurmbridge.pool.errors import PeerError, PeerTimeout
 
 _log = get_logger(__name__)
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -46,6 +47,10 @@ PRESTART_S: Final = 25.0
 IDLE_LOOK_S: Final = 0.1
 STOP_S: Final = 0.2
 LIST_S: Final = 1.0
+FETCH_S: Final = 3.0
+"""For all pods together that the watch has not brought: the kubelet stands still meanwhile."""
+MOST_FETCHED: Final = 128
+"""As many pods as a node has by the kubelet's default (110), and some more."""
 
 Style = Literal["env", "cdi", "devices"]
 
@@ -325,19 +330,30 @@ class DevicePlugin:
         try:
             listing = await self._lister.list()
             pods = list(self._pods.known())
-            pod = admitted_pod(pods, listing, self._book.served, ids, devices)
-            if isinstance(pod, Veto) or pod.job_id is None:
-                # The watch may be behind the kubelet's: ask for what it has not brought.
+            served = self._book.served
+            pod = admitted_pod(pods, listing, served, ids, devices)
+            if isinstance(pod, Veto) or pod.job_id is None or is_served(pod, served):
+                # The watch may be behind the kubelet's: ask for what it has not brought. So too
+                # where the only pod that seems to wait has all it wants: it may be another's turn.
                 names = unknown_names(pods, listing)
                 if not isinstance(pod, Veto):
                     names.append((pod.namespace, pod.name))
-                fetched = [await self._pods.fetch(*name) for name in names[:8]]
-                fresh = {p.uid: p for p in fetched if p is not None}
+                fresh = {p.uid: p for p in await self._fetch(names) if p is not None}
                 pods = [*(p for p in pods if p.uid not in fresh), *fresh.values()]
-                pod = admitted_pod(pods, listing, self._book.served, ids, devices)
+                pod = admitted_pod(pods, listing, served, ids, devices)
         except PeerError as error:
             return Veto("unknown", f"slurmbridge agent: {error}")
         return pod
+
+    async def _fetch(self, names: list[tuple[str, str]]) -> list[PodFacts | None]:
+        """Pods as they are now, all at once. Raises PeerError."""
+        asked = names[:MOST_FETCHED]
+        try:
+            async with asyncio.timeout(FETCH_S):
+                return await asyncio.gather(*(self._pods.fetch(*name) for name in asked))
+        except TimeoutError as error:
+            text = f"no answer in {FETCH_S:g} s"
+            raise PeerTimeout("kubernetes", f"get {len(asked)} pods", text) from error
 
     async def _owner(self, ids: frozenset[str]) -> PodFacts | Veto:
         """The pod of which a container with these devices is about to start, read anew."""

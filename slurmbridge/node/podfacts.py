@@ -19,6 +19,8 @@ from slurmbridge.pool.quantity import Number, parse_count
 from slurmbridge.pool.raw import RawMeta, RawPod, RawPodSpec, RawResources, RawSchedulingGroup
 
 VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES"
+CDI: Final = "cdi.k8s.io/"
+"""Annotations of a pod that begin so name devices, which some runtimes give it."""
 
 
 class _Raw(msgspec.Struct, frozen=True, rename="camel", gc=False):
@@ -53,6 +55,7 @@ class _Volume(_Raw, frozen=True):
 class _Spec(_Raw, frozen=True):
     containers: tuple[_Container, ...] | None = None
     init_containers: tuple[_Container, ...] | None = None
+    ephemeral_containers: tuple[_Container, ...] | None = None
     volumes: tuple[_Volume, ...] | None = None
     scheduling_group: RawSchedulingGroup | None = None
 
@@ -98,7 +101,9 @@ def read_facts(body: bytes, resource: str) -> PodFacts:
         is_over=raw.status.phase in ("Succeeded", "Failed"),
         deleting=meta.deletion_timestamp is not None,
         created=meta.creation_timestamp or "",
-        loose=tuple(sorted(set(_loose(spec, with_gpus=bool(wants))))),
+        loose=tuple(
+            sorted({*_loose(spec, with_gpus=bool(wants)), *_named(meta.annotations or {})})
+        ),
         resource_version=meta.resource_version,
         group="" if group is None else group.key,
     )
@@ -140,9 +145,20 @@ def _claim(
         return int(job_id), None, f"annotation {keys.GPUS}: {error}"
 
 
+def _named(annotations: Mapping[str, str]) -> Iterator[str]:
+    """Annotations that name devices."""
+    for key in annotations:
+        if key.startswith(CDI):
+            yield f"annotation {key}"[:60]
+
+
 def _loose(spec: _Spec, *, with_gpus: bool) -> Iterator[str]:
     """Ways in which the pod reaches GPUs that nobody has given it."""
-    for one in (*(spec.init_containers or ()), *(spec.containers or ())):
+    for one in (
+        *(spec.init_containers or ()),
+        *(spec.containers or ()),
+        *(spec.ephemeral_containers or ()),
+    ):
         if one.security_context is not None and one.security_context.privileged:
             yield "privileged"
         for env in one.env or ():

@@ -139,6 +139,18 @@ LOOSE = {
         {"containers": [{"name": "m", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}]},
         "NVIDIA_VISIBLE_DEVICES=all",
     ),
+    "privileged for kubectl debug": (
+        {"ephemeralContainers": [{"name": "d", "securityContext": {"privileged": True}}]},
+        "privileged",
+    ),
+    "all devices for kubectl debug": (
+        {"ephemeralContainers": [{"name": "d", "env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}]},
+        "NVIDIA_VISIBLE_DEVICES=all",
+    ),
+    "devices by CDI": (
+        {"annotations": {"cdi.k8s.io/x": "nvidia.com/gpu=all"}},
+        "annotation cdi.k8s.io/x",
+    ),
     "the host's /dev": ({"volumes": [{"hostPath": {"path": "/dev/"}}]}, "hostPath /dev"),
 }  # fmt: skip
 
