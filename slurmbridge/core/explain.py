@@ -229,6 +229,8 @@ def _why_waiting(state: State, pod: PodRecord, entry: Entry | None) -> dict[str,
     ask = resolve(pod, state.settings.policy)
     if isinstance(ask, Refusal):
         return {"text": ask.text, "reason": ask.reason, "nodes": {}}
+    if entry is None and pod.gates and (refused := state.waiting.refused(ask, state.now)):
+        return {"text": refused, "nodes": {}}
     if entry is not None:
         return {"text": f"its claim is {entry.phase} on {entry.kube_node}", "nodes": {}}
     index = publish.index(state)

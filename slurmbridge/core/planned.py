@@ -158,16 +158,33 @@ def on_refused(state: State, entry: Entry, reason: str, text: str) -> None:
         return
     gang.on_refused(state, entry, reason, text)
     if reason in ABOUT_ASK and entry.request is not None:
-        ask = entry.request.ask
-        waiting.asks_after[ask] = pause_after(
-            waiting.asks_after.get(ask), state.now, ASK_PAUSE_S, LONGEST_PAUSE_S
-        )
+        _pause_ask(state, _asked(state, entry, entry.request.ask, reason), text)
     if reason not in ABOUT_ASK or reason == "reservation":  # that may be one of the node's alone
         node = entry.kube_node
         waiting.nodes_after[node] = pause_after(
             waiting.nodes_after.get(node), state.now, NODE_PAUSE_S, LONGEST_PAUSE_S
         )
     waiting.looked_at = state.now
+
+
+def _asked(state: State, entry: Entry, ask: Ask, reason: str) -> Ask:
+    """What a pod asks for by itself, without a reservation that took it in and was not to blame."""
+    pod = state.pods.get(entry.uid)
+    if pod is None or reason == "reservation":
+        return ask
+    own = resolve(pod, state.settings.policy)
+    return ask if isinstance(own, Refusal) else own
+
+
+def _pause_ask(state: State, ask: Ask, text: str) -> None:
+    """Of many that were asked at a time, only the first refusal makes the pause longer."""
+    waiting = state.waiting
+    last = waiting.asks_after.get(ask)
+    if last is None or state.now >= last.until:
+        last = pause_after(last, state.now, ASK_PAUSE_S, LONGEST_PAUSE_S)
+    waiting.asks_after[ask] = last._replace(text=f"slurm: Slurm refuses the claim: {text[:300]}")
+    for like in [like for like in waiting.looks if like.ask == ask]:
+        del waiting.looks[like]
 
 
 def keeps(state: State, entry: Entry, pod: PodRecord) -> bool:
@@ -338,9 +355,8 @@ def _look(state: State, bucket: Bucket) -> list[str]:
     """All nodes that suit a bucket, best last; what keeps its pods out if there is none."""
     waiting, ask = state.waiting, bucket.like.ask
     waiting.looked_at = state.now
-    pause = waiting.asks_after.get(ask)
-    if pause is not None and state.now < pause.until:
-        _refuse(state, bucket, "slurm: Slurm refuses such a claim, trying again")
+    if refused := waiting.refused(ask, state.now):
+        _refuse(state, bucket, refused)
         return []
     index = publish.index(state)
     horizon = state.settings.policy.plan_horizon_minutes

@@ -82,10 +82,11 @@ class Asker(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """Not before `until`; the next one is twice as long."""
+    """Not before `until`; the next one is twice as long. text: what Slurm said."""
 
     until: float
     length: float
+    text: str = ""
 
 
 def pause_after(last: Pause | None, now: float, first: float, longest: float) -> Pause:
@@ -316,6 +317,11 @@ class Waiting:
     def gang_with(self, uid: str) -> GangState | None:
         """The group whose claim has this UID."""
         return self.gangs.get(self.gang_uids.get(uid, ""))
+
+    def refused(self, ask: Ask, now: float) -> str:
+        """What Slurm said when it refused an ask that is not tried again yet; "": nothing."""
+        pause = self.asks_after.get(ask)
+        return "" if pause is None or now >= pause.until else pause.text
 
     def look_anew(self) -> None:
         """Look at the whole pool again for every bucket."""

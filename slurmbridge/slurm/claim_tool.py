@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Final
 
 from slurmbridge.clock import Clock
 from slurmbridge.pool.claim import (
+    Ask,
     Claim,
     ClaimId,
     ClaimRequest,
@@ -62,6 +63,10 @@ CANCEL_AT_ONCE: Final = 512
 """Job ids a scancel: with filters, each call loads the whole job list."""
 
 
+WHO: Final = frozenset({RefusalReason.ACCOUNT, RefusalReason.QOS, RefusalReason.LIMIT})
+"""Refusals of an account or a QOS, or of a limit of theirs: Slurm's text does not say of which."""
+
+
 class ClaimTool:
     """Runs Slurm's tools on claims; safe for any number of tasks of one event loop.
 
@@ -101,7 +106,8 @@ class ClaimTool:
         """
         op = f"salloc on {request.slurm_node}"
         others = self._others(request.slurm_node)
-        job_id = await self._granted(lambda: self._salloc(request, comment, others, ends), op)
+        with _named(request.ask):
+            job_id = await self._granted(lambda: self._salloc(request, comment, others, ends), op)
         try:
             return await self.wait_claim(job_id, request, ends, comment)
         except PeerUnavailable as error:
@@ -139,13 +145,14 @@ class ClaimTool:
             ClaimUncertain: it may have been queued.
 
         """
-        return await self._sbatch(
-            placeholder_argv(request, comment), f"sbatch on {request.slurm_node}", ends
-        )
+        argv = placeholder_argv(request, comment)
+        with _named(request.ask):
+            return await self._sbatch(argv, f"sbatch on {request.slurm_node}", ends)
 
     async def submit_group(self, request: GroupRequest, ends: float) -> int:
         """Queue a claim for a whole gang; its job id. Errors as for `submit`."""
-        return await self._sbatch(group_argv(request), f"sbatch of {request.ref}", ends)
+        with _named(request.ask):
+            return await self._sbatch(group_argv(request), f"sbatch of {request.ref}", ends)
 
     async def allocate_group(self, request: GroupRequest, ends: float) -> SlurmJob:
         """Make a claim for a whole gang now, or be refused now, and read it back.
@@ -157,9 +164,10 @@ class ClaimTool:
         """
         op = f"salloc of {request.ref}"
         argv = group_now_argv(request)
-        job_id = await self._granted(
-            lambda: self._command.run(argv, timeout_s=self._left(ends)), op
-        )
+        with _named(request.ask):
+            job_id = await self._granted(
+                lambda: self._command.run(argv, timeout_s=self._left(ends)), op
+            )
         try:
             comment = write_comment(request.id, request.ref)
             job = await self._running(job_id, request.id, comment, ends)
@@ -334,6 +342,18 @@ class ClaimTool:
                 yield
         except TimeoutError as error:
             raise PeerTimeout(PEER, op, "no answer within the deadline") from error
+
+
+@contextmanager
+def _named(ask: Ask) -> Iterator[None]:
+    """Say in a refusal which account and QOS were asked for."""
+    try:
+        yield
+    except PeerRejected as error:
+        if error.reason not in WHO:
+            raise
+        who = f"account {ask.account or '(default)'}, QOS {ask.qos or '(default)'}"
+        raise PeerRejected(error.peer, error.op, f"{who}: {error.text}", error.reason) from error
 
 
 def _fits(use: GpuUse, request: ClaimRequest) -> bool:

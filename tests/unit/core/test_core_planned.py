@@ -6,6 +6,7 @@ import pytest
 
 from slurmbridge.core import action as act
 from slurmbridge.core import event as ev
+from slurmbridge.core import explain
 from slurmbridge.pool import keys
 from slurmbridge.pool.nodefit import NodeFit
 from tests.support.builders import (
@@ -144,6 +145,32 @@ def test_refusals_come_less_and_less_often():
                 tries += 1
                 story.handle(ev.AllocateRefused("uid-a", "busy", "busy"))
     assert 3 <= tries <= 9
+
+
+def test_a_refusal_that_another_node_does_not_cure_is_told_and_asked_again_after_a_pause_only():
+    story = Story("n1", "n2").start()
+    pod = gated()
+    assert asked(story.see(pod)) != []
+    text = "account ml, QOS four: salloc: error: Job violates accounting/QOS policy"
+    assert asked(story.handle(ev.AllocateRefused("uid-a", "limit", text))) == []
+    told = [a.annotations for a in story.pass_time(5) if isinstance(a, act.AnnotatePod)]
+    assert told == []
+    assert [name for name, _ in asked(story.actions)] == ["a", "a"]
+    story.handle(ev.AllocateRefused("uid-a", "limit", text))
+    told = [a.annotations for a in story.pass_time(6) if isinstance(a, act.AnnotatePod)]
+    assert told == [{keys.REASON: f"slurm: Slurm refuses the claim: {text}"}]
+    waits = explain.explain(story.machine.state, "default", "a")["waits"]
+    assert waits == {"text": f"slurm: Slurm refuses the claim: {text}", "nodes": {}}
+
+
+def test_the_refusals_of_many_that_ask_for_the_same_make_one_pause():
+    story = Story("n1").start()
+    pods = [gated(f"p{i}") for i in range(6)]
+    assert sum(len(asked(story.see(p))) for p in pods) == 6
+    for i in range(6):
+        refusal = ev.AllocateRefused(f"uid-p{i}", "limit", "no")
+        assert asked(story.handle(refusal)) == []
+    assert len(asked(story.pass_time(5))) == 6
 
 
 def test_what_kube_scheduler_cannot_use_is_given_back_and_another_node_claimed():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurmbridge.core import action as act
+from slurmbridge.core import event as ev
 from slurmbridge.pool import keys
 from slurmbridge.pool.policy import IdentityRule
 from slurmbridge.pool.record import Reservation
@@ -57,6 +58,15 @@ def test_a_pod_that_names_a_reservation_gets_in_where_slurm_would_let_its_claim(
 def test_a_claim_names_the_magnetic_reservation_that_takes_its_pod_in():
     assert asked(story(solo(), flags=("MAGNETIC",))) == [("n1", "r")]
     assert asked(story(solo(), flags=("MAGNETIC",), users=("alice",))) == [("n2", "")]
+
+
+def test_a_pod_in_a_magnetic_reservation_that_is_over_a_limit_is_not_asked_for_again_at_once():
+    made = story(solo(), flags=("MAGNETIC",))
+    for _ in range(5):
+        made.handle(ev.AllocateRefused("uid-p", "limit", "over the limit"))
+        made.poll()
+    assert asked(made) == [("n1", "r")]
+    assert told(made) == "slurm: Slurm refuses the claim: over the limit"
 
 
 def test_a_node_in_maintenance_is_open_to_those_of_its_reservation_alone():

@@ -1,8 +1,9 @@
 """What a claim step makes of answers that a healthy Slurm does not give."""
 
+import msgspec
 import pytest
 
-from slurmbridge.pool.claim import Ask, ClaimId, ClaimRequest
+from slurmbridge.pool.claim import Ask, ClaimId, ClaimRequest, GroupRequest
 from slurmbridge.pool.errors import ClaimUncertain, PeerRejected, PeerTimeout
 from slurmbridge.pool.record import GpuRequest
 from slurmbridge.slurm.claims import SlurmClaims
@@ -129,6 +130,28 @@ async def test_a_claim_that_ended_at_once_is_no_claim():
     slurm = Slurm(looks=(GOOD.replace("JobState=RUNNING", "JobState=PREEMPTED"),))
     with pytest.raises(PeerRejected):
         await claims(slurm).allocate(REQUEST, 5)
+
+
+GANG = GroupRequest(ClaimId("k1", "g-1"), "ns/g", ASK, 2)
+
+
+@pytest.mark.parametrize(
+    "way", ["allocate", "submit_placeholder", "allocate_group", "submit_group"]
+)
+async def test_a_refusal_of_an_account_a_qos_or_a_limit_says_which_were_asked_for(way):
+    request = REQUEST if way in ("allocate", "submit_placeholder") else GANG
+    if way == "allocate_group":
+        request = msgspec.structs.replace(request, nodes=("n1",))
+    request = msgspec.structs.replace(request, ask=msgspec.structs.replace(ASK, account="ml"))
+    text = "salloc: error: Job submit/allocate failed: Invalid qos specification"
+    with pytest.raises(PeerRejected) as refused:
+        await getattr(claims(Slurm(("", text, 1))), way)(request, 5)
+    assert refused.value.text == f"account ml, QOS (default): {text}"
+    assert refused.value.reason == "qos"
+    busy = Slurm(("", "salloc: error: Unable to allocate resources: Requested nodes are busy", 1))
+    with pytest.raises(PeerRejected) as refused:
+        await getattr(claims(busy), way)(request, 5)
+    assert refused.value.text.startswith("salloc: error: Unable")
 
 
 async def test_a_placeholder_without_an_id_is_uncertain():
