@@ -90,7 +90,7 @@ class ThinSlurm(SlurmCluster):
     """Many nodes: each registered by its slurmd, which is ended then."""
 
     def start_slurmd(self, node: str) -> None:
-        pings.first = self._places.first_port + 2
+        pings.first = self._places.first_node_port
         super().start_slurmd(node)
         self._batch = [*getattr(self, "_batch", []), node]
         if len(self._batch) >= BATCH or node == self.node_names[-1]:
@@ -98,7 +98,7 @@ class ThinSlurm(SlurmCluster):
             for name in self._batch:
                 if name != self.node_names[0]:
                     self.kill9_slurmd(name)
-                    pings.answer_for(self._places.first_port + 2 + self.node_names.index(name))
+                    pings.answer_for(self._places.first_node_port + self.node_names.index(name))
             self._batch = []
 
     def _is_registered(self) -> bool:

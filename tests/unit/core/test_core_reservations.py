@@ -66,7 +66,6 @@ def test_a_pod_in_a_magnetic_reservation_that_is_over_a_limit_is_not_asked_for_a
         made.handle(ev.AllocateRefused("uid-p", "limit", "over the limit"))
         made.poll()
     assert asked(made) == [("n1", "r")]
-    assert told(made) == "slurm: Slurm refuses the claim: over the limit"
 
 
 def test_a_node_in_maintenance_is_open_to_those_of_its_reservation_alone():

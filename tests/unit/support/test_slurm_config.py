@@ -2,7 +2,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.slurm_config import NodeGroup, Places, SlurmConfig, gres_conf, slurm_conf
+from tests.support.slurm_config import (
+    NodeGroup,
+    Places,
+    SlurmConfig,
+    gres_conf,
+    slurm_conf,
+    slurmdbd_conf,
+)
 
 PLACES = Places(Path("/c"), 7000, "alice")
 
@@ -15,8 +22,8 @@ def test_each_node_has_its_own_port_after_those_of_the_daemons() -> None:
     groups = (NodeGroup(2), NodeGroup(3, prefix="cpu", gpus=0, cpus=8, memory_mb=1000))
     nodes = [line for line in lines(SlurmConfig(groups=groups)) if line.startswith("NodeName=")]
     assert "NodeName=gpu[001-002]" in nodes[0]
-    assert "Port=[7002-7003] CPUs=64 RealMemory=512000 Gres=gpu:a100:8 " in nodes[0]
-    assert "Port=[7004-7006] CPUs=8 RealMemory=1000 State=UNKNOWN" in nodes[1]
+    assert "Port=[7003-7004] CPUs=64 RealMemory=512000 Gres=gpu:a100:8 " in nodes[0]
+    assert "Port=[7005-7007] CPUs=8 RealMemory=1000 State=UNKNOWN" in nodes[1]
 
 
 def test_an_extra_setting_replaces_ours_and_an_extra_line_is_added() -> None:
@@ -39,6 +46,13 @@ def test_topology_and_scripts_are_only_set_when_given() -> None:
     assert "Epilog" not in plain
     full = lines(SlurmConfig(topology="SwitchName=s Nodes=gpu001\n", epilog="/e"))
     assert {"TopologyPlugin=topology/tree", "Epilog=/e"} <= set(full)
+
+
+def test_limits_are_kept_where_accounting_is_asked_for() -> None:
+    assert "AccountingStorageEnforce" not in "\n".join(lines(SlurmConfig()))
+    full = lines(SlurmConfig(accounting=True))
+    assert {"AccountingStoragePort=7002", "AccountingStorageEnforce=limits,qos,safe"} <= set(full)
+    assert "DbdPort=7002\n" in slurmdbd_conf(PLACES)
 
 
 def test_wide_clusters_have_wide_node_names() -> None:
