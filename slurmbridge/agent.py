@@ -367,6 +367,10 @@ class Agent:
             if changed:
                 self._plugin.changed()
 
+        def lost() -> None:
+            # Pods are bound and end meanwhile: what a bridge said once is no ledger any more.
+            self._orders = msgspec.structs.replace(self._orders, owners=())
+
         return NodeClient(
             self._node.bridge,
             self.name,
@@ -376,6 +380,7 @@ class Agent:
             insecure=self._config.link.insecure,
             server_name=self._node.bridge_name,
             on_orders=take,
+            on_lost=lost,
         )
 
     # The look.

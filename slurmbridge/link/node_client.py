@@ -50,6 +50,7 @@ class NodeClient:
         insecure: plain text over the network was asked for.
         server_name: name to expect in the bridge's certificate; "": the host of the address.
         on_orders: called with new orders.
+        on_lost: called when a stream has ended: the orders may be overtaken.
 
     Raises:
         ConfigError: an address cannot be used.
@@ -67,6 +68,7 @@ class NodeClient:
         insecure: bool = False,
         server_name: str = "",
         on_orders: Callable[[NodeOrders], None] = lambda _: None,
+        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._addresses: list[Address] = []
         for at, text in enumerate(addresses):
@@ -83,6 +85,7 @@ class NodeClient:
         self._tls = tls
         self._server_name = server_name
         self._on_orders = on_orders
+        self._on_lost = on_lost
         self._run = uuid.uuid4().hex[:12]
         self._sequence = 0
         self._newest: tuple[NodeReport, float, int] | None = None
@@ -180,6 +183,7 @@ class NodeClient:
                         _log.warning("orders cannot be read", error=str(error))
         finally:
             call.cancel()
+            self._on_lost()
 
     async def _messages(self) -> AsyncIterator[pb.NodeReportMessage]:
         while True:

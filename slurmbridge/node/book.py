@@ -143,6 +143,15 @@ class Book:
         if self.native.pop(job_id, None) is not None:
             self.save()
 
+    def free_of_jobs(self, indices: Collection[int]) -> None:
+        """Forget native jobs with any of these GPUs: they are a pod's, by slurmctld's own word."""
+        over = [job.job_id for job in self.native.values() if set(indices) & set(job.gpus)]
+        for job_id in over:
+            _log.info("a native job is over, its GPUs are a pod's", job=job_id)
+            del self.native[job_id]
+        if over:
+            self.save()
+
     def newest_with(self, grant: frozenset[str]) -> BookEntry | None:
         """The pod that was given exactly these devices last."""
         found = [e for e in self.pods.values() if grant in e.grants]

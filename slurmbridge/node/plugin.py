@@ -313,7 +313,9 @@ class DevicePlugin:
                 if why:
                     text = f"pod {pod.ref}: claim {pod.job_id} has ended: {why}"
                     await self._refuse(context, "PreStartContainer", Veto("claim_over", text))
-        except PeerError as error:
+            # A job that ended while no agent was here would else lift the end's check for contexts.
+            self._book.free_of_jobs(indices)
+        except (PeerError, OSError) as error:
             await self._refuse(context, "PreStartContainer", Veto("unknown", str(error)))
         self._count("started")
         return pb.PreStartContainerResponse()

@@ -6,7 +6,7 @@ import pytest
 
 from slurmbridge.clock import SystemClock
 from slurmbridge.node._gen import deviceplugin_pb2 as pb
-from slurmbridge.node.book import Book
+from slurmbridge.node.book import Book, NativeJob
 from slurmbridge.node.device import DeviceMap, Gpu
 from slurmbridge.node.identity import Listed, PodFacts, Want
 from slurmbridge.node.plugin import PRESTART_S, SERVICE, DevicePlugin, Response
@@ -220,6 +220,17 @@ async def test_a_container_starts_once_nothing_else_uses_its_gpus(tmp_path):
     assert code is grpc.StatusCode.OK
     assert busy.asked == [("u-1", [1, 3])] * 4
     assert (plugin.counts["waited"], plugin.counts["started"]) == (3, 1)
+
+
+@pytest.mark.parametrize(("why", "left"), [("", {10}), ("job 7 is COMPLETED", {9, 10})])
+async def test_a_native_job_is_forgotten_whose_gpus_slurmctld_says_are_the_pods(
+    tmp_path, why, left
+):
+    book = Book(str(tmp_path / "book.json"))
+    book.started(NativeJob(9, "alice", "ml", "main", (3,)))
+    book.started(NativeJob(10, "alice", "ml", "main", (0, 2)))
+    await prestart(tmp_path, verify=Told(why))
+    assert set(Book(str(tmp_path / "book.json")).native) == left
 
 
 async def test_the_wait_for_idle_gpus_ends_before_the_kubelet_gives_up_and_says_why(tmp_path):

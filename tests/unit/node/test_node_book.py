@@ -22,6 +22,15 @@ def test_a_new_agent_reads_what_the_old_one_wrote(tmp_path):
     assert (again.pods, again.native) == ({}, {})
 
 
+def test_native_jobs_whose_gpus_a_pod_has_are_forgotten(tmp_path):
+    book = Book(str(tmp_path / "node.json"))
+    book.started(NativeJob(9, "alice", "ml", "main", (2, 3)))
+    book.started(NativeJob(10, "alice", "ml", "main", (0,)))
+    book.free_of_jobs([3, 4])
+    assert set(book.native) == {10}
+    assert set(Book(str(tmp_path / "node.json")).native) == {10}
+
+
 def test_the_last_who_was_given_a_set_of_devices_is_known(tmp_path):
     book = Book(str(tmp_path / "node.json"))
     book.give("old", "a/b", 7, "main", ["GPU-0"], [0])
