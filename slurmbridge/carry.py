@@ -35,6 +35,7 @@ from slurmbridge.pool.errors import (
 )
 from slurmbridge.pool.group import GroupObject, read_group
 from slurmbridge.pool.hostlist import fold
+from slurmbridge.pool.slurmtime import iso
 from slurmbridge.slurm.claims import ClaimUncertain, SlurmClaims
 from slurmbridge.slurm.drains import NodeDrains
 from slurmbridge.slurm.reader import SlurmReader
@@ -171,9 +172,9 @@ class Carrier:
                 if pod is None:
                     await self._pin.check()
                 self._emit(ev.PodLooked(uid, pod))
-            case act.Extend(claim_id=claim_id, job_id=job_id, minutes=minutes):
-                ends = await self._claims.extend(job_id, claim_id, minutes, LOOK_S)
-                _log.info("claim extended", uid=claim_id.uid, job=job_id, minutes=minutes)
+            case act.Extend(claim_id=claim_id, job_id=job_id, ends=wanted):
+                ends = await self._claims.extend(job_id, claim_id, wanted, LOOK_S)
+                _log.info("claim extended", uid=claim_id.uid, job=job_id, ends=iso(ends))
                 self._emit(ev.Extended(claim_id.uid, job_id, ends))
             case act.Evict():
                 await self._evict(action)

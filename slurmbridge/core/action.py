@@ -82,11 +82,11 @@ class End(Action, frozen=True):
 
 
 class Extend(Action, frozen=True):
-    """Give a claim so many minutes from now -> Extended."""
+    """Let a claim end later -> Extended. ends: Unix seconds by slurmctld's clock."""
 
     claim_id: ClaimId
     job_id: int
-    minutes: int
+    ends: float
 
 
 class Lift(Action, frozen=True):

@@ -137,7 +137,10 @@ def _renew(state: State, entry: Entry, job: SlurmJob) -> None:
             minutes, enough_s = LAST_MINUTES, 60.0 * LAST_MINUTES / 2
         elif pod is not None and pod.deleting_since is not None:
             minutes = math.ceil(pod.grace_s / 60) + 1  # one to spare for the end
-            enough_s = pod.deleting_since + pod.grace_s + RENEW_AGAIN_S - state.wall
+            # The API server's time by our clock, and either may be wrong: its grace is the most
+            # that is left, and while it is there its claim never runs out.
+            left_s = pod.deleting_since + pod.grace_s + RENEW_AGAIN_S - state.wall
+            enough_s = min(max(left_s, 2 * RENEW_AGAIN_S), pod.grace_s + RENEW_AGAIN_S)
         else:
             return
     if renew(state, state.claim_id_of(entry), job, minutes, enough_s) and request.ask.rolling:
@@ -145,10 +148,13 @@ def _renew(state: State, entry: Entry, job: SlurmJob) -> None:
 
 
 def renew(state: State, claim_id: ClaimId, job: SlurmJob, minutes: int, enough_s: float) -> bool:
-    """Give a claim so many minutes from now when less than `enough_s` are left of it."""
+    """Give a claim so many minutes from now when less than `enough_s` are left of it.
+
+    Slurm ends it by its own clock: that one decides, and says when the minutes are over.
+    """
     is_short = job.end is not None and job.end - state.slurm_wall < enough_s
     if is_short and state.once("renew", claim_id.uid, RENEW_AGAIN_S):
-        state.out.append(Extend(claim_id, job.id, minutes))
+        state.out.append(Extend(claim_id, job.id, state.slurm_wall + 60.0 * minutes))
         return True
     return False
 

@@ -41,7 +41,7 @@ class SlurmClaims:
             stores its environment with queued claims, so it should be a bare one.
         reader: reads slurmctld.
         owner_uid: the Unix user id that `command` runs as; jobs of others are never touched.
-        clock: wall time for ends, monotonic for deadlines.
+        clock: wall time for the age of slurmctld, monotonic for deadlines.
         boot_time: Unix seconds of slurmctld's start as last read, None when not known; tells a
             node that is not there from one that is not there yet.
         others: as for `ClaimTool`.
@@ -205,13 +205,16 @@ class SlurmClaims:
         return len(left)
 
     async def extend(
-        self, job_id: int, claim_id: ClaimId, minutes_from_now: int, deadline_s: float
+        self, job_id: int, claim_id: ClaimId, wanted: float, deadline_s: float
     ) -> float:
-        """Let a claim end so many minutes from now, later or earlier than it would; its new end.
+        """Let a claim end at a time, never earlier than it would; its end by then.
+
+        The clock of this host has no say: it may be hours off slurmctld's, and a limit in the past
+        ends a claim at once. A shorter limit is wanted by nobody: what is not needed is cancelled.
 
         Args:
             job_id, claim_id: which claim; looked at just before.
-            minutes_from_now: >= 1; the end is rounded up to whole minutes after the start.
+            wanted: Unix seconds by slurmctld's clock; rounded up to whole minutes after the start.
             deadline_s: seconds.
 
         Returns:
@@ -226,10 +229,12 @@ class SlurmClaims:
         if job is None or job.state.base != "RUNNING" or job.start is None:
             text = "is not this claim, or does not run"
             raise PeerRejected(PEER, f"extend job {job_id}", text, RefusalReason.IDENTITY)
-        wanted = self._clock.wall() + 60.0 * max(1, minutes_from_now) - job.start
-        minutes = min(MAX_MINUTES, max(1, math.ceil(wanted / 60.0)))
+        minutes = min(MAX_MINUTES, max(1, math.ceil((wanted - job.start) / 60.0)))
+        end = job.start + 60.0 * minutes
+        if job.end is not None and end <= job.end:
+            return job.end
         await self._tool.set_limit(job_id, minutes, ends)
-        return job.start + 60.0 * minutes
+        return end
 
     async def cancel(self, claim_id: ClaimId, job_id: int, deadline_s: float) -> bool:
         """End a claim.

@@ -918,6 +918,10 @@ class World:
             self._demand(
                 pod.evicted or not pod.runs(self.now), "wrong_evictions", f"{action.uid} is evicted"
             )
+        elif isinstance(action, act.Extend):
+            # Slurm ends a claim by its own clock, whatever the host's says.
+            ok = action.ends >= self.now + 60
+            self._demand(ok, "renewed_short", f"{action.job_id} is to end at {action.ends}")
         elif isinstance(action, act.End):
             job = self.slurm.jobs.get(action.job_id)
             if job is None or job.state != "RUNNING" or job.uid != action.claim_id.uid:
@@ -1066,11 +1070,11 @@ class World:
                         self._fault(job.uid, ended=True)
                     self.slurm.cancel(job)
                 return ev.Ended(claim_id.uid, job_id)
-            case act.Extend(claim_id=claim_id, job_id=job_id, minutes=minutes):
+            case act.Extend(claim_id=claim_id, job_id=job_id, ends=ends):
                 job = self.slurm.jobs.get(job_id)
                 if job is None or job.uid != claim_id.uid:
                     return ev.ActionFailed("Extend", claim_id.uid, job_id, "no such job")
-                job.end = self.now + 60 * minutes
+                job.end = max(job.end, ends)
                 return ev.Extended(claim_id.uid, job_id, job.end)
             case act.BuildTopology(sources=sources):
                 return ev.TopologyBuilt(sources, make(sources))

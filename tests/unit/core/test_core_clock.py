@@ -69,6 +69,41 @@ def test_pods_reach_their_own_end_and_claims_are_renewed_by_the_clock_of_slurmct
     assert [a.job_id for a in story.of(act.Extend)] == [11]
 
 
+def lasting(story: Story, pod, end: float):
+    """A reading that tells slurmctld's time, while the claim ends then."""
+    story.slurm(make_claim_job(10, pod, "n1", "0").but(end=end))
+    told = make_snapshot(*story.nodes.values(), *story.jobs.values(), began=story.now)
+    config = msgspec.structs.replace(told.config, told_at=told.ended)
+    return story.handle(ev.Polled(msgspec.structs.replace(told, config=config)))
+
+
+@pytest.mark.parametrize("seconds", [0.0, HOUR, -HOUR])
+def test_a_renewal_says_its_end_by_the_clock_of_slurmctld(seconds):
+    pod = make_pod("a")
+    story = Story("n1").start(pod).run(pod, 10, "n1", "0").forget()
+    step(story, seconds)
+    story.now += 1
+    ends = only(lasting(story, pod, story.now + 600), act.Extend).ends
+    assert ends == pytest.approx(story.now + HOUR, abs=1)
+
+
+@pytest.mark.parametrize("seconds", [0.0, HOUR, -HOUR])
+def test_a_claim_lasts_to_the_end_of_its_pods_grace_whatever_the_clocks_say(seconds):
+    pod = make_pod("a").but(active_deadline_s=3600, grace_s=600)
+    story = Story("n1").start(pod).run(pod, 10, "n1", "0").forget()
+    step(story, seconds)
+    story.see(pod.deleting(story.now))
+    end = story.now + 100
+    for _ in range(600):
+        story.now += 1
+        for action in lasting(story, pod, end):
+            if isinstance(action, act.Extend):
+                assert action.ends > end
+                end = action.ends
+        assert end > story.now
+    assert end < story.now + 1300
+
+
 def test_jitter_between_two_clocks_is_no_step(story):
     step(story, 0.1)
     assert story.machine.state.ahead_s == 0.0

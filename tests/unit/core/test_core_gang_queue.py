@@ -131,7 +131,7 @@ def test_who_is_put_off_by_a_renewal_is_told():
     run(story, n3="0-7", n4="0-7")
     story.slurm(place(70, n3="0-7", n4="0-7").but(end=story.now + 600))
     story.slurm(make_job(800).planned(story.now + 700, "n3", "n4")).poll()
-    assert only(story.of(act.Extend), act.Extend).minutes == 60
+    assert only(story.of(act.Extend), act.Extend).ends == story.now + 3600
     told = only(story.of(act.Tell), act.Tell)
     assert told.reason == "PlanDelayed"
     assert none(story.pass_time(60), act.Tell)

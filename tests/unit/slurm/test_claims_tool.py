@@ -17,13 +17,17 @@ GRANTED = ("", "salloc: Granted job allocation 1\n", 0)
 
 
 class Clock:
-    """Sleeping takes no time here; the clock of deadlines moves by what was slept."""
+    """Sleeping takes no time here; the clock of deadlines moves by what was slept.
 
-    def __init__(self):
+    off_s: how wrong the wall clock is.
+    """
+
+    def __init__(self, off_s=0.0):
         self.now = 0.0
+        self.off_s = off_s
 
     def wall(self):
-        return 1_796_054_936.0 + self.now
+        return 1_796_054_936.0 + self.now + self.off_s
 
     def monotonic(self):
         return self.now
@@ -59,8 +63,8 @@ class Slurm:
         return result
 
 
-def claims(slurm):
-    return SlurmClaims(slurm, None, 0, clock=Clock())
+def claims(slurm, off_s=0.0):
+    return SlurmClaims(slurm, None, 0, clock=Clock(off_s))
 
 
 async def test_a_claim_waits_for_its_prolog():
@@ -166,8 +170,25 @@ async def test_indices_must_be_as_many_as_gpus():
     assert refused.value.reason == "indices"
 
 
+START = 1_796_054_936.0
+"""When the job of the record has started: 16:08:56 UTC. It ends ten minutes later."""
+
+
 async def test_a_claim_is_extended_from_its_start_in_whole_minutes():
     slurm = Slurm()
-    # Started at 16:08:56 UTC, and the clock stands there too.
-    assert await claims(slurm).extend(1, REQUEST.id, 30, 5) == 1_796_054_936.0 + 30 * 60
+    assert await claims(slurm).extend(1, REQUEST.id, START + 29.5 * 60, 5) == START + 30 * 60
     assert slurm.ran[-1] == "scontrol update JobId=1 TimeLimit=30"
+
+
+@pytest.mark.parametrize("off_s", [-3600.0, 3600.0])
+async def test_a_host_whose_clock_is_wrong_extends_a_claim_to_the_same_end(off_s):
+    slurm, wanted = Slurm(), START + 45 * 60
+    assert await claims(slurm, off_s).extend(1, REQUEST.id, wanted, 5) == wanted
+    assert slurm.ran[-1] == "scontrol update JobId=1 TimeLimit=45"
+
+
+@pytest.mark.parametrize("wanted", [START - 3600, START + 60, START + 10 * 60])
+async def test_no_claim_is_made_shorter(wanted):
+    slurm = Slurm()
+    assert await claims(slurm).extend(1, REQUEST.id, wanted, 5) == START + 10 * 60
+    assert not [command for command in slurm.ran if "update" in command]
