@@ -209,7 +209,8 @@ def on_job_looked(state: State, event: JobLooked) -> None:
             _still_running(state, entry, job)
         elif job.state.base != "PENDING" or entry.phase is not Phase.QUEUED:
             is_rolling = entry.request is None or entry.request.ask.rolling
-            why = f"Slurm has ended the claim (job {job.id}: {job.state.base})"
+            done = "suspended" if job.state.base == "SUSPENDED" else "ended"
+            why = f"Slurm has {done} the claim (job {job.id}: {job.state.base})"
             is_own_end = job.state.base == "TIMEOUT" and not is_rolling
             _lose(state, entry, why, is_own_end=is_own_end)
         return

@@ -86,6 +86,10 @@ def take_job(state: State, entry: Entry, job: SlurmJob) -> None:
     if use is None:
         return
     entry.boot = state.boot
+    pod = state.pods.get(entry.uid)
+    if entry.request is None and pod is not None:
+        # Found over by a new leader, and running again in an older state of slurmctld.
+        entry.request = request_for(state, pod, entry.slurm_node, ask_of(state, pod, job))
     take(
         state,
         entry,

@@ -78,6 +78,19 @@ def test_its_gpus_stay_charged_until_the_pod_is_gone(story, pod):
     assert story.phase(pod) == ""
 
 
+def test_a_suspended_claim_is_not_said_to_have_ended(story, pod):
+    told = lose(story, pod, "SUSPENDED")
+    why = "Slurm has suspended the claim (job 10: SUSPENDED)"
+    assert (told[0].annotations[keys.REASON], told[1].message) == (f"claim lost: {why}", why)
+
+
+def test_a_suspended_claim_that_is_resumed_before_the_eviction_keeps_its_pod(story, pod):
+    lose(story, pod, "SUSPENDED")
+    story.slurm(make_claim_job(10, pod, "n1", "0-1"))
+    assert none(story.pass_time(5), act.Evict, act.End)
+    assert story.phase(pod) == "bound"
+
+
 def test_what_is_left_of_the_job_is_ended_with_the_pod(story, pod):
     lose(story, pod, "SUSPENDED")
     story.pass_time(3)

@@ -116,6 +116,17 @@ def test_a_claim_that_was_forgotten_while_nobody_looked_is_covered(pod):
     assert only(story.poll(), act.Cover).indices == (2, 3)
 
 
+def test_a_claim_that_was_over_and_runs_again_in_an_older_state_of_slurmctld_is_renewed(pod):
+    pod.on("n1", 10, "0-1")
+    job = make_claim_job(10, pod, "n1", "0-1")
+    story = Story("n1").slurm(job.state("CANCELLED")).start(pod)
+    story.boot += 100
+    story.slurm(make_claim_job(10, pod, "n1", "0-1").but(end=story.now + 600))
+    story.pass_time(2)
+    assert story.phase(pod) == "bound"
+    assert only(story.of(act.Extend), act.Extend).job_id == 10
+
+
 def test_a_suspended_claim_of_a_bound_pod_is_its_claim_still(pod):
     pod.on("n1", 10, "0-1")
     job = make_claim_job(10, pod, "n1", "0-1").state("SUSPENDED")
