@@ -231,6 +231,10 @@ def _status(args: argparse.Namespace) -> int:
         ("agents", _agents(answer["agents"])),
         ("poll", f"every {slurm['pollIntervalSeconds']} s, costs {slurm['pollCostSeconds']} s"),
     ]
+    if outside := answer["gpuNodesOutside"]:
+        text = ", ".join(outside[:5]) + (", ..." if len(outside) > 5 else "")
+        text += ": no Slurm node is called so; where one is the same machine, see pool.names"
+        rows.append(("GPU nodes outside", text))
     if slurm["error"]:
         rows.append(("error", slurm["error"]))
     if answer["breaker"]["open"]:

@@ -36,6 +36,7 @@ def status(state: State) -> dict[str, Any]:
         "synced": state.is_synced,
         "nodes": len(state.slurm_of),
         "blockedNodes": sum(1 for v in state.views.values() if v.blocked or not v.agent),
+        "gpuNodesOutside": _outside(state)[:100],
         "gpus": {str(s): gpus.get(str(s), 0) for s in GpuState},
         "claims": {str(p): phases.get(str(p), 0) for p in Phase},
         "podsWaiting": len(waiting),
@@ -68,6 +69,22 @@ def status(state: State) -> dict[str, Any]:
             for text in ledger.conflicts
         ][:50],
     }
+
+
+def _outside(state: State) -> list[str]:
+    """Kubernetes nodes that offer pool GPUs and are no pool nodes: their pods need no claim.
+
+    Right for machines that Slurm does not have; one that it has under another name is shared
+    without any of our promises.
+    """
+    resources = state.settings.policy.resources
+    return sorted(
+        name
+        for name, node in state.kube_nodes.items()
+        if name not in state.slurm_of
+        and name not in state.views
+        and any(node.gpus.get(resource, 0) > 0 for resource in resources)
+    )
 
 
 def gpus_by_state(state: State) -> Counter[str]:

@@ -70,6 +70,7 @@ def map_names(
     found: dict[str, str] = {}
     several: dict[str, tuple[str, ...]] = {}
     may_be: dict[str, tuple[str, ...]] = {}
+    alike: list[str] = []
     for name, node in kube_nodes.items():
         selected = all(node.labels.get(k) == v for k, v in selector.items())
         has_gpu = any(node.gpus.get(r, 0) > 0 for r in resources)
@@ -90,12 +91,15 @@ def map_names(
             continue
         if slurm in known:
             found[name] = slurm
+        elif not slurm and short in folded:
+            alike.append(name)
         elif selector:
             found[name] = slurm or name
     owners: dict[str, list[str]] = {}
     for name, slurm in found.items():
         owners.setdefault(slurm, []).append(name)
     problems = dict.fromkeys(several, "several Slurm nodes on one Kubernetes node")
+    problems |= dict.fromkeys(alike, "several Slurm nodes have its short name: say which one it is")
     for slurm, names in owners.items():
         if len(names) > 1:
             text = "two Kubernetes nodes map to one Slurm node"

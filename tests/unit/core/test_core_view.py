@@ -255,6 +255,22 @@ def test_name(name):
     assert {k: v for k, v in found.slurm_of.items() if k not in found.problems} == expected
 
 
+def test_a_short_name_that_two_slurm_nodes_have_blocks_the_node_until_somebody_says_which():
+    story = Story("gpu7.a", "gpu7.b")
+    story.kube_nodes = {"gpu7": make_kube_node("gpu7")}
+    story.start()
+    assert "short name" in story.machine.view().nodes["gpu7"].blocked
+    assert names([make_kube_node("gpu7")], ["gpu7.a"]).slurm_of == {"gpu7": "gpu7.a"}
+
+
+def test_status_lists_gpu_nodes_that_no_slurm_node_is_called_like():
+    story = Story("n1")
+    story.kube_nodes["ip-10-0-0-7"] = make_kube_node("ip-10-0-0-7")
+    story.kube_nodes["plain"] = make_kube_node("plain").gpus(0)
+    story.start()
+    assert explain.status(story.machine.state)["gpuNodesOutside"] == ["ip-10-0-0-7"]
+
+
 def test_a_selected_node_that_slurm_does_not_know_is_a_problem():
     node = make_kube_node("gpu1").but(labels={"pool": "yes"})
     found = names([node], ["gpu2"], selector={"pool": "yes"})
