@@ -81,7 +81,8 @@ def condition(cluster: Cluster, name: str, kind: str = "PodScheduled") -> str:
 def events_of(cluster: Cluster, name: str) -> dict[str, str]:
     """Events on a pod: reason -> last message."""
     items = cluster.kube.api.items("/api/v1/namespaces/default/events")
-    return {e["reason"]: e.get("message", "") for e in items if e["involvedObject"]["name"] == name}
+    named = (e for e in items if e["involvedObject"].get("name") == name)  # some name none
+    return {e["reason"]: e.get("message", "") for e in named}
 
 
 def event_of(cluster: Cluster, name: str, reason: str) -> str:
