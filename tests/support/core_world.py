@@ -62,6 +62,8 @@ LONG_S = 45.0
 BIND_S = 5.0
 """An extender gives up on a Binding after this."""
 MOST_PODS = 10
+HEALED_POLLS = 4
+"""A pod that Slurm has held its GPUs for so many readings long is owed everything again."""
 
 SETTINGS = Settings(
     policy=Policy(cluster=CLUSTER, granularity=Granularity.GPU),
@@ -377,10 +379,10 @@ class ModelPod:
 
     runs_until: when the processes of a force-deleted pod are gone; None: with the pod.
     fault: Slurm has ended or forgotten a claim that it was promised; ended: not only forgotten;
-    taken: its GPUs have been another's since, or its node was down. covered_polls: readings since
-    Slurm has held exactly its GPUs for it without a break. stays_until: when the last process ends
-    of a pod that is over by its phase. left_in: `made` of the claim that it named when it was over or
-    gone.
+    taken: its GPUs have been another's since, or its node was down; all until it is healed.
+    covered_polls: readings since Slurm has held exactly its GPUs for it without a break.
+    stays_until: when the last process ends of a pod that is over by its phase. left_in: `made` of the
+    claim that it named when it was over or gone.
     """
 
     record: PodRecord
@@ -853,6 +855,8 @@ class World:
         for pod in self.pods.values():
             if pod.covered_polls:
                 pod.covered_polls += 1
+            if pod.covered_polls >= HEALED_POLLS and not pod.is_gone and not self._has_left(pod):
+                pod.fault = pod.ended = pod.taken = False
         self._handle(ev.Polled(snapshot))
 
     def _handle(self, event: ev.Event) -> None:
@@ -912,7 +916,7 @@ class World:
         if isinstance(action, act.Evict):
             pod = self.pods[action.uid]
             pod.evicted |= any(
-                mate.fault and (mate.ended or mate.taken) and mate.covered_polls < 4
+                mate.fault and (mate.ended or mate.taken) and mate.covered_polls < HEALED_POLLS
                 for mate in self._mates(pod)
             )
             self._demand(
@@ -1188,6 +1192,10 @@ class World:
         if not pod.record.is_over:
             job = self._said(pod)
             pod.left_in = 0 if job is None else job.made
+
+    def _has_left(self, pod: ModelPod) -> bool:
+        """Whether processes of an earlier life of a pod may still run."""
+        return False
 
     def _fault(self, uid: str, ended: bool = False) -> None:
         for pod in self._pods_of(uid):

@@ -125,6 +125,9 @@ class RestoredWorld(World):
         self.left = [left for left in self.left if self.now < left.until]
         return self.left
 
+    def _has_left(self, pod: ModelPod) -> bool:
+        return any(left.pod is pod for left in self._still_left())
+
     def _running_on(self, node: str) -> Iterator[tuple[PodRecord, tuple[int, ...]]]:
         yield from super()._running_on(node)
         for left in self._still_left():
