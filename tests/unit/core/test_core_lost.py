@@ -273,6 +273,23 @@ def test_dismissed_losses_that_are_still_so_open_the_breaker_again():
     assert story.machine.state.breaker_since is not None
 
 
+@pytest.mark.parametrize("is_shown", [True, False], ids=["ended", "forgotten"])
+def test_a_bridge_that_begins_while_the_breaker_is_open_evicts_nobody_without_a_persons_word(
+    is_shown,
+):
+    story, pods = crowd(20)
+    lose_all(story, pods)
+    story.slurm(without=() if is_shown else tuple(range(10, 30)))
+    found = list(story.again(*pods).actions)
+    for index, pod in enumerate(pods):
+        job = story.jobs.get(10 + index)
+        found += story.handle(ev.JobLooked(pod.obj.uid, 10 + index, job))
+    found += story.pass_time(90)
+    assert none(found, act.Evict, act.End)
+    assert story.free("n1") == 0
+    assert story.machine.state.breaker_since is not None
+
+
 def test_the_breaker_closes_when_the_lost_pods_are_gone():
     story, pods = crowd(20)
     lose_all(story, pods)
