@@ -45,12 +45,12 @@ def test_under_load_and_faults_no_promise_is_broken() -> None:
     assert report.leaked == []
     assert report.stuck == []
     # Otherwise it has shown nothing.
-    assert told["samples"] > 25 * MINUTES
-    assert told["pods_bound"] > 3 * MINUTES
+    assert told["samples"] > 60 * MINUTES
+    assert told["pods_bound"] - told["pods_excused"] > MINUTES
     assert sum(report.faults.values()) > 5 * MINUTES
     assert MINUTES < ALL_KINDS_MINUTES or report.not_done == []
     if not HOLLOW:
-        assert told["device_samples"] > 25 * MINUTES
+        assert told["device_samples"] > 60 * MINUTES
         assert told["pods_on_devices"] > 2 * MINUTES
         assert told["jobs_on_devices"] > MINUTES
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 WHATS = ("node", "job")
 USED = re.compile(r"GresUsed=gpu:\w+:(\d+)")
+LIVE = "R,PD,S,CF"
 GANGS = "gangs"
 """Where `_claims` puts those of whole gangs."""
 HEAL_S = 60.0
@@ -163,9 +164,9 @@ def _has_share(item: dict[str, Any], claims: dict[str, list[int]]) -> bool:
     return job.isdigit() and int(job) in claims.get(GANGS, ())
 
 
-def _claims(ground: Ground) -> dict[str, list[int]]:
+def _claims(ground: Ground, states: str = LIVE) -> dict[str, list[int]]:
     """Claims and what a cover has left, by pod UID; read without the product's code."""
-    text = ground.slurm.run("squeue", "-h", "-a", "-t", "R,PD,S,CF", "-o", "%A|%j|%k", timeout_s=10)
+    text = ground.slurm.run("squeue", "-h", "-a", "-t", states, "-o", "%A|%j|%k", timeout_s=10)
     found: dict[str, list[int]] = {}
     for line in text.splitlines():
         job, name, comment = line.split("|", 2)
@@ -190,7 +191,7 @@ def empty(
                 if not item["metadata"].get("deletionTimestamp"):
                     ground.kube.api.delete(path_of(item))
             faults.care()
-            left = _claims(ground)
+            left = _claims(ground, f"{LIVE},CG")  # with what an Epilog still holds
         except LOST:
             continue  # too busy to answer; not read is not gone
         if not left:

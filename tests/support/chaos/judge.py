@@ -228,6 +228,11 @@ class Judge:
         story = self.pods.get(uid)
         return None if story is None else Told(story.name, story.node, story.gpus)
 
+    @property
+    def excused(self) -> int:
+        """Pods that the run itself may have taken the claim from: of these less is demanded."""
+        return sum(bool(self.cause_of_loss(story)) for story in self.pods.values())
+
     def cause_of_loss(self, story: PodStory) -> str:
         """What the run did that took a pod's claim away; "" for nothing."""
         if self.causes.cancelled & story.claims.keys():

@@ -91,6 +91,7 @@ class Report:
             "faults": dict(sorted(self.faults.items())),
             "load": dict(sorted(self.operations.items())),
             "pods_bound": judge.seen_bound,
+            "pods_excused": judge.excused,
             "samples": judge.samples,
             "unread": judge.unread,
             "evictions": dict(judge.evictions),
