@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import subprocess
 import threading
 import time
 from dataclasses import dataclass, field
@@ -44,7 +45,8 @@ class NodeChecker:
     """Samples every `every_s` between `__enter__` and `__exit__`.
 
     wrong: pods with other devices than their claim's. overlaps: GPUs with two owners.
-    claims: uid -> (node, indices), kept for pods that have ended too.
+    claims: uid -> (node, indices), kept for pods that have ended too. tables: answers of kubelets.
+    A look that fails ends the samples, and is raised at the exit.
     """
 
     pool: NodePool
@@ -53,11 +55,13 @@ class NodeChecker:
     wrong: list[str] = field(default_factory=list)
     overlaps: list[str] = field(default_factory=list)
     pods_seen: set[str] = field(default_factory=set)
+    tables: int = 0
     cost_s: float = 0.0
 
     def __post_init__(self) -> None:
         self._claims: dict[str, tuple[str, frozenset[int]]] = {}
         self._stop = threading.Event()
+        self._broken: Exception | None = None
         self._channels = {
             name: grpc.insecure_channel(f"unix:{node.pod_resources}")
             for name, node in self.pool.node.items()
@@ -73,12 +77,20 @@ class NodeChecker:
         self._thread.join(20)
         for channel in self._channels.values():
             channel.close()
+        if self._broken is not None:
+            raise RuntimeError("the checker could not look any more") from self._broken
 
     def _run(self) -> None:
         cadence = Cadence(self.every_s)
         while not self._stop.is_set():
             began = time.monotonic()
-            self.sample()
+            try:
+                self.sample()
+            except subprocess.TimeoutExpired:
+                pass  # slurmctld does not answer: no sample
+            except Exception as error:
+                self._broken = error
+                return
             self.cost_s += time.monotonic() - began
             self._stop.wait(cadence.pause_s())
 
@@ -169,7 +181,9 @@ class NodeChecker:
         return found
 
     def _list(self, node: str) -> list[tuple[str, frozenset[str]]]:
-        return self._listed(self._ask(node))
+        listed = self._listed(self._ask(node))
+        self.tables += bool(listed)
+        return listed
 
     def _ask(self, node: str) -> grpc.CallFuture[pb.ListPodResourcesResponse]:
         """Ask a kubelet for its table, without waiting."""
