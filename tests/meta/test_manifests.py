@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ import yaml
 from extender.cli import _parser as extender_parser
 from slurmbridge.cli import _parser as bridge_parser
 from slurmbridge.config import parse
+from slurmbridge.node.metrics import OWNER
 from slurmbridge.pool.policy import Granularity
 from tests.support import reference
 from tests.support.kube_api import KubeError
@@ -468,6 +470,20 @@ def test_the_agents_are_scraped_and_their_labels_are_left_as_they_are(build):
     assert endpoint["port"] in ports
     # Job, namespace and pod of a GPU's owner, which a scrape would else put its own names over.
     assert endpoint["honorLabels"] is True
+
+
+def test_the_dashboard_asks_for_series_and_labels_that_the_agents_have(build):
+    (made,) = of_kind(build("monitoring"), "ConfigMap")
+    assert made["metadata"]["labels"]["grafana_dashboard"] == "1"
+    panels = json.loads(made["data"]["dashboard.json"])["panels"]
+    asked = [target["expr"] for panel in panels for target in panel["targets"]]
+    assert len(asked) == 13
+    told = (MANIFESTS.parent / "docs/metrics.md").read_text()
+    for expr in asked:
+        for series in re.findall(r"slurmbridge_\w+", expr):
+            assert f"| `{series}` |" in told, series
+        for labels in re.findall(r"(?:by|group_left) \(([^)]+)\)", expr):
+            assert set(labels.split(", ")) <= set(OWNER), expr
 
 
 @pytest.mark.kube
