@@ -1,8 +1,8 @@
 """Makes the cluster fixtures known to all tests, and says what may run beside what.
 
-`make test` runs two processes (pytest-xdist). One takes all tests on real nodes, and then the tests
-that start no cluster, file by file; the other takes the tests on real clusters with hollow nodes,
-one after the other.
+`make test` runs two processes (pytest-xdist). One takes all tests on real nodes, those of single
+parts, and then the tests that start no cluster, file by file; the other takes the tests on whole
+clusters with hollow nodes, one after the other.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = ["cluster", "kube_cluster", "slurm_cluster"]
 PLACES = {
     "tests/node": "real nodes",
     "tests/e2e": "hollow nodes",
-    "tests/integration": "hollow nodes",
-    "tests/meta": "hollow nodes",
+    "tests/integration": "real nodes",
+    "tests/meta": "real nodes",
     "tests/perf": "hollow nodes",
     "tests/e2e/test_chaos.py": "hollow nodes",
 }
