@@ -157,8 +157,7 @@ def cannot_use(state: State, entry: Entry) -> None:
     excluded = state.waiting.excluded.setdefault(entry.uid, {})
     excluded[entry.kube_node] = state.now + EXCLUDE_S
     state.waiting.gangs_due.add(gang.key)
-    begun = any(together.has_begun(state, pod) for pod in _members(state, gang))
-    if begun or gang.ended:
+    if together.has_started(state, gang, _members(state, gang)):
         release.end_entry(state, entry, f"kube-scheduler cannot use {entry.kube_node} for the pod")
     elif not entry.is_useless:
         held = [e for uid in gang.members if (e := state.book.get(uid)) is not None]
@@ -178,7 +177,7 @@ def settle(state: State, gang: GangState) -> None:
     entries = [e for p in waits if (e := state.book.get(p.uid)) is not None]
     if any(e.phase is not Phase.HELD for e in entries):
         return  # asked for, in doubt, or to be covered again: their answers come first
-    started = gang.ended > 0 or any(together.has_begun(state, p) for p in members)
+    started = together.has_started(state, gang, members)
     held = _held(state, waits)
     if gang.rolling:
         gang.rolling = False
@@ -194,7 +193,7 @@ def settle(state: State, gang: GangState) -> None:
     if not started and any(together.may_come(state, p) for p in members):
         _wait(state, gang, "group: one of its pods may be bound just now")
         return
-    started = gang.ended > 0 or any(together.has_begun(state, p) for p in members)
+    started = together.has_started(state, gang, members)
     if not complete:
         if not started:
             # A new leader does not know the size yet: what it has found stays for a while.

@@ -8,6 +8,8 @@ Then they are let through at once. If one is refused before that, the gang moves
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from slurmbridge.core import answer
 from slurmbridge.core.state import Entry, Phase, State
 from slurmbridge.core.waiting import Asker, GangState
@@ -29,6 +31,11 @@ def has_begun(state: State, pod: PodRecord) -> bool:
     """
     entry = state.book.get(pod.uid)
     return bool(pod.node) or (entry is not None and entry.promised > 0)
+
+
+def has_started(state: State, gang: GangState, pods: Iterable[PodRecord]) -> bool:
+    """Whether a gang starts no more as a whole: a member has begun, or has run to its end."""
+    return gang.ended > 0 or any(has_begun(state, pod) for pod in pods)
 
 
 def may_come(state: State, pod: PodRecord) -> bool:
@@ -94,7 +101,7 @@ def _may_start(state: State, gang: GangState) -> bool:
         and not pod.is_over
         and pod.deleting_since is None
     ]
-    if gang.ended or any(has_begun(state, pod) for pod in pods):
+    if has_started(state, gang, pods):
         return True
     entries = [entry for pod in pods if (entry := state.book.get(pod.uid)) is not None]
     ready = [e for e in entries if e.phase is Phase.HELD and e.is_wanted and not e.is_useless]
